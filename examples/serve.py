@@ -13,7 +13,6 @@ exit status is 1 if a served token is not the likeliest token there, apart from 
 from __future__ import annotations
 
 import argparse
-import inspect
 import sys
 import time
 from collections import deque
@@ -252,8 +251,7 @@ class Server:
             paging.append(k, v, k_cache, v_cache, batch.slots)
             q = q[:, :, None] if decodes else q
             if plan is None:
-                read = inspect.signature(op.plan).parameters
-                plan = op.plan(q, k_cache, **pages, **{name: x for name, x in own.items() if name in read})
+                plan = op.plan(q, k_cache, **pages, **own)
             o: Tensor = op(q, k_cache, v_cache, schedule=plan, **pages, **own)
             return o[:, :, 0] if decodes else o
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict
@@ -90,9 +89,8 @@ class PagedBench:
             PagedCall(q=q, k=k, v=v, own=own, table=self._table(shape, k.shape[0], number), lengths=lengths)
             for number in range(count)
         ]
-        bounds = {name: x for name, x in own.items() if name in _plan_arguments(self.op)}
         pages = {"page_table": calls[0].table, "kv_lengths": lengths}
-        plan = self.op.plan(q, k, config=config, **bounds, **pages)
+        plan = self.op.plan(q, k, config=config, **own, **pages)
 
         def series() -> None:
             for call in calls:
@@ -165,10 +163,6 @@ def graph_time(series: Callable[[], None]) -> float:
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
     return statistics.median(times[1:])
-
-
-def _plan_arguments(op: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(op.plan).parameters)
 
 
 def _finite(lse: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/torch_op.py.jinja
-# hash: 23a0cdcd3d0c02dc
+# hash: 598845266b618420
 """`band` for PyTorch. Keys at most `before` positions before a query and `after` after it, as FlashAttention's
 window (arXiv:2307.08691)."""
 
@@ -93,6 +93,7 @@ PAGED = PagedKernels(
     op=NAME,
     modules=paged,
     reference=torch_reference.packed_reference,
+    dense_reference=torch_reference.reference,
     own={"before": int, "after": int},
     bounds=("before", "after"),
 )

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/torch_op.py.jinja
-# hash: 12609f5663c4f81b
+# hash: 0b0bb0d7a98cf32b
 """`band_mask` for PyTorch. A band, and a boolean per batch row, head and pair from the call (`mask` of
 jax.nn.dot_product_attention, JAX)."""
 
@@ -99,6 +99,7 @@ PAGED = PagedKernels(
     op=NAME,
     modules=paged,
     reference=torch_reference.packed_reference,
+    dense_reference=torch_reference.reference,
     own={"own_keep": ("b", "h", "q_idx", "kv_idx"), "before": int, "after": int},
     bounds=("before", "after"),
 )

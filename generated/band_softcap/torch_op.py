@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/torch_op.py.jinja
-# hash: 9354b986c3ad1f15
+# hash: 55ae735c5f6d44e6
 """`band_softcap` for PyTorch. A band, and logits capped at `cap`, as in Gemma 2, VaultGemma and T5Gemma
 (arXiv:2408.00118)."""
 
@@ -95,6 +95,7 @@ PAGED = PagedKernels(
     op=NAME,
     modules=paged,
     reference=torch_reference.packed_reference,
+    dense_reference=torch_reference.reference,
     own={"before": int, "after": int, "cap": float},
     bounds=("before", "after"),
 )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/torch_op.py.jinja
-# hash: e2994f73e8fadefe
+# hash: 632ee9123f012dd9
 """`causal` for PyTorch. A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
 
 from torch import Tensor
@@ -84,6 +84,7 @@ PAGED = PagedKernels(
     op=NAME,
     modules=paged,
     reference=torch_reference.packed_reference,
+    dense_reference=torch_reference.reference,
 )
 
 

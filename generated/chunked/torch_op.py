@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/torch_op.py.jinja
-# hash: 59ecbb5d99596705
+# hash: bef54cd26ed4377c
 """`chunked` for PyTorch. Causal within chunks of `size` tokens, 8192 in the local layers of Llama 4 (Hugging Face
 transformers, llama4)."""
 
@@ -90,6 +90,7 @@ PAGED = PagedKernels(
     op=NAME,
     modules=paged,
     reference=torch_reference.packed_reference,
+    dense_reference=torch_reference.reference,
     own={"size": int},
 )
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/torch_op.py.jinja
-# hash: 9defa4fe687aadc4
+# hash: 85c4eae86016a4c4
 """`prefix_lm` for PyTorch. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al.,
 2020, arXiv:1910.10683)."""
 
@@ -90,6 +90,7 @@ PAGED = PagedKernels(
     op=NAME,
     modules=paged,
     reference=torch_reference.packed_reference,
+    dense_reference=torch_reference.reference,
     own={"length": int},
     bounds=("length",),
 )

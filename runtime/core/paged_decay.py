@@ -108,7 +108,7 @@ def launch_sums(
         (kv_lengths.shape[0] * cdiv(heads, _HEADS),),
         (g, g_cache, g_base, page_table, page_starts, kv_lengths, cu_seqlens),
         (*g.stride(), *g_cache.stride(), *g_base.stride(), page_table.stride(0) if page_starts is None else 0),
-        (heads, g_cache.shape[1], new_rows),
+        (heads, g_cache.shape[1], new_rows, g_cache.shape[0]),
         BLOCK=max(min(next_power_of_2(new_rows or tokens), _MOST_TOKENS), 2),
         HEADS=_HEADS,
         num_warps=4,

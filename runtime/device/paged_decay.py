@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_heads", "page_size", "new_rows"])
+@triton.jit(do_not_specialize=["table_stride", "num_heads", "page_size", "new_rows", "num_pages"])
 def append_sums(
     g_ptr,
     cache_ptr,
@@ -24,6 +24,7 @@ def append_sums(
     num_heads,
     page_size,
     new_rows,
+    num_pages,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
 ):
@@ -48,7 +49,7 @@ def append_sums(
     # The sum of the last token that the sequence had before; 0 if it had none.
     last = tl.maximum(start - 1, 0)
     page = tl.load(pages + last // page_size, mask=start > 0, other=0).to(tl.int64)
-    has_last = is_head & (start > 0) & (page >= 0)
+    has_last = is_head & (start > 0) & (page >= 0) & (page < num_pages)
     base = tl.load(base_ptr + page * stride_base_page + head * stride_base_head, mask=has_last, other=0.0)
     slot = (last % page_size).to(tl.int64)
     local = tl.load(cache_ptr + page * stride_page + slot * stride_slot + head * stride_head, mask=has_last, other=0.0)
@@ -59,7 +60,7 @@ def append_sums(
         position = start + nth
         is_new = nth < count
         token_page = tl.load(pages + position // page_size, mask=is_new, other=-1).to(tl.int64)
-        is_new = is_new & (token_page >= 0)
+        is_new = is_new & (token_page >= 0) & (token_page < num_pages)
         mask = is_new[:, None] & is_head[None, :]
         rows = (first + nth)[:, None] * stride_gt + head[None, :] * stride_gh
         g = tl.load(g_ptr + rows, mask=mask, other=0.0).to(tl.float64)

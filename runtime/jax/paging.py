@@ -16,8 +16,15 @@ _OP = "append"
 
 
 def append(
-    k: Array, v: Array, k_cache: Array, v_cache: Array, slots: Array, k_scale: Any, v_scale: Any, page_layout: str
-) -> tuple[Array, ...]:
+    k: Array,
+    v: Array | None,
+    k_cache: Array,
+    v_cache: Array | None,
+    slots: Array,
+    k_scale: Any,
+    v_scale: Any,
+    page_layout: str,
+) -> tuple[Array | None, ...]:
     """The caches with k and v in their slots, then the token scales, if given. k and v are checked already."""
     axes = PAGE_LAYOUTS[page_layout]
     size = k_cache.shape[axes[1]]
@@ -26,8 +33,12 @@ def append(
     slots = slots.astype(jnp.int32)  # smaller integers may not hold the number of pages
     # mode="drop" skips a page number beyond the last page. A negative one would count from the end.
     page, place = jnp.where(slots < 0, k_cache.shape[0], slots // size), slots % size
-    found, written = [], []
+    found: list[Array | None] = []
+    written = []
     for name, x, cache, scale in (("k_scale", k, k_cache, k_scale), ("v_scale", v, v_cache, v_scale)):
+        if x is None or cache is None:
+            found.append(None)
+            continue
         values = x
         if isinstance(scale, Array) and scale.ndim == 3:
             check_token_scale(

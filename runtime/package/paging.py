@@ -29,9 +29,9 @@ __all__ = ["Pool", "append", "append_decay", "merge", "slots"]
 
 def append(
     k: Any,
-    v: Any,
+    v: Any | None,
     k_cache: Any,
-    v_cache: Any,
+    v_cache: Any | None,
     slots: Any,
     *,
     k_scale: Any = None,
@@ -41,10 +41,11 @@ def append(
     """Write the keys and values of new tokens to their slots.
 
     Args:
-        k: `[tokens, Hkv, D]`.
-        v: `[tokens, Hkv, Dv]`.
+        k: `[tokens, Hkv, D]`. It may be a view of a cache: all tokens are read before one is written.
+        v: `[tokens, Hkv, Dv]`; None, beside a `v_cache` of None, for values inside keys (latent attention).
         k_cache: `[pages, page size, Hkv, D]`, any strides. If it has another dtype, keys are cast to it.
-        v_cache: `[pages, page size, Hkv, Dv]`.
+        v_cache: `[pages, page size, Hkv, Dv]`, or None. In torch it may be a view of the first columns of `k_cache`:
+            then v is that of k, `v_scale` that of keys, and keys alone are written.
         slots: integers `[tokens]`; -1 is skipped. No two are the same.
         k_scale: the scale of the keys in the cache, a number or floats `[Hkv]` above 0: keys are divided by it. Or
             float32 `[pages, page size, Hkv]` with a cache of 8-bit floats: each token and head gets a scale that maps
@@ -53,24 +54,30 @@ def append(
         page_layout: `"pshd"` for caches as above, or `"phsd"` for caches `[pages, Hkv, page size, D]`.
 
     Returns:
-        The caches, then those of `k_scale` and `v_scale` to which scales were written. In torch they are the tensors
-        that were given, changed in place. In JAX they are new arrays, which take over the memory of the given arrays if
-        the enclosing jitted call donates them.
+        The caches, None for a `v_cache` of None, then those of `k_scale` and `v_scale` to which scales were written. In
+        torch they are the tensors that were given, changed in place. In JAX they are new arrays, which take over the
+        memory of the given arrays if the enclosing jitted call donates them.
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype or device.
     """
-    arrays = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": slots}
+    of_values = {"v": v, "v_cache": v_cache}
+    if v is None or v_cache is None:
+        for name, x in (*of_values.items(), ("v_scale", v_scale)):
+            if x is not None:
+                fail("append", name, "None, because v or v_cache is None", type(x).__name__)
+        of_values = {}
+    arrays = {"k": k, "k_cache": k_cache, **of_values, "slots": slots}
     _check_framework("append", arrays)
     check_page_layout("append", page_layout)
     _check_ranks(arrays)
     # In torch these are views. In JAX they are only shapes, because transposing an array would copy it.
-    caches = [_in_order(x, page_layout) for x in (k_cache, v_cache)]
-    _check_new(k, v, caches[0], caches[1], slots)
+    keys, values = _in_order(k_cache, page_layout), None if v_cache is None else _in_order(v_cache, page_layout)
+    _check_new(k, v, keys, values, slots)
     if _framework(k) == "torch":
         from ._runtime.torch.paging import append as torch_append
 
-        _, _, *scales = torch_append(k, v, caches[0], caches[1], slots, k_scale, v_scale)
+        _, _, *scales = torch_append(k, v, keys, values, slots, k_scale, v_scale)
         return k_cache, v_cache, *scales
     from ._runtime.jax.paging import append as jax_append
 
@@ -193,6 +200,8 @@ def merge(parts: Iterable[tuple[Any, Any]], *, layout: str | None = None) -> tup
         for name, x in (("o", o), ("lse", lse)):
             if "float" not in str(x.dtype):
                 fail("merge", name, "a dtype of floats", x.dtype)
+            if _framework(x) == "torch" and x.device != first_o.device:
+                fail("merge", name, f"device {first_o.device}, that of the first o", x.device)
     layout = ("bhsd" if _framework(first_lse) == "torch" else "bshd") if layout is None else layout
     check_layout("merge", layout)
     for o, lse in found:
@@ -241,6 +250,7 @@ class Pool:
         self._free = list(range(check_int("Pool", "pages", pages, 1) - 1, -1, -1))
         self._pages: dict[Hashable, list[int]] = {}
         self._lengths: dict[Hashable, int] = {}
+        self._users: dict[int, int] = {}  # Page -> how many sequences have it.
 
     @property
     def free_pages(self) -> int:
@@ -256,17 +266,70 @@ class Pool:
         begin = self._lengths.get(sequence, 0)
         pages = self._pages.get(sequence, [])
         wanted = -(-(begin + count) // self.page_size) - len(pages)
-        if wanted > len(self._free):
-            raise MemoryError(f"Pool.extend: {wanted} pages wanted for {sequence!r}, {len(self._free)} are free")
-        pages = [*pages, *(self._free.pop() for _ in range(wanted))]
+        pages = [*pages, *self._taken("extend", sequence, wanted)]
         self._pages[sequence], self._lengths[sequence] = pages, begin + count
         size = self.page_size
         return [pages[at // size] * size + at % size for at in range(begin, begin + count)]
 
+    def fork(self, source: Hashable, sequence: Hashable) -> list[tuple[int, int]]:
+        """Make a new sequence that begins with all tokens of `source`, and shares its pages.
+
+        Returns pairs of pages, from and to, that the caller must copy in each cache: at most one pair. A page that has
+        room left is not shared, because both sequences will write to it.
+
+        Raises KeyError if there is no `source`, ArgumentError if there is a `sequence`, MemoryError if no page is free;
+        then nothing has changed.
+        """
+        pages, length = self._pages[source], self._lengths[source]
+        if sequence in self._pages:
+            fail("Pool.fork", "sequence", "the name of a new sequence", repr(sequence))
+        whole = length // self.page_size
+        own = self._taken("fork", sequence, len(pages) - whole)
+        for page in pages[:whole]:
+            self._users[page] += 1
+        self._pages[sequence], self._lengths[sequence] = [*pages[:whole], *own], length
+        return list(zip(pages[whole:], own, strict=True))
+
+    def truncate(self, sequence: Hashable, length: int) -> list[tuple[int, int]]:
+        """Keep the first `length` tokens of a sequence, and return pages that have none of these to the pool.
+
+        Returns pairs of pages, from and to, that the caller must copy in each cache before it writes: at most one pair,
+        if another sequence shares the page that then has room.
+
+        Raises KeyError if no sequence has that name, ArgumentError for more tokens than it has, MemoryError if no page
+        is free; then nothing has changed.
+        """
+        have, pages = self._lengths[sequence], self._pages[sequence]
+        if check_int("Pool.truncate", "length", length, 0) > have:
+            fail("Pool.truncate", "length", f"at most {have}, the tokens of {sequence!r}", length)
+        kept = -(-length // self.page_size)
+        last, copies = pages[kept - 1 : kept], []
+        if length % self.page_size and self._users[last[0]] > 1:
+            copies = list(zip(last, self._taken("truncate", sequence, 1), strict=True))
+            self._users[last[0]] -= 1
+        self._release(pages[kept:])
+        self._pages[sequence] = [*pages[: kept - len(copies)], *(to for _, to in copies)]
+        self._lengths[sequence] = length
+        return copies
+
     def free(self, sequence: Hashable) -> None:
-        """Return the pages of a sequence to the pool. Raises KeyError if no sequence has that name."""
-        self._free += reversed(self._pages.pop(sequence))
+        """Return the pages of a sequence that no other one shares. Raises KeyError if no sequence has that name."""
+        self._release(self._pages.pop(sequence))
         del self._lengths[sequence]
+
+    def _taken(self, function: str, sequence: Hashable, wanted: int) -> list[int]:
+        """Free pages, which have one user from now on."""
+        if wanted > len(self._free):
+            raise MemoryError(f"Pool.{function}: {wanted} pages wanted for {sequence!r}, {len(self._free)} are free")
+        pages = [self._free.pop() for _ in range(wanted)]
+        self._users |= dict.fromkeys(pages, 1)
+        return pages
+
+    def _release(self, pages: Sequence[int]) -> None:
+        for page in reversed(pages):
+            self._users[page] -= 1
+            if self._users[page] == 0:
+                self._free.append(page)
 
     def page_table(self, sequences: Sequence[Hashable], most_pages: int | None = None) -> list[list[int]]:
         """The pages of some sequences, padded with -1 to the longest of these, or to `most_pages`."""
@@ -342,25 +405,24 @@ def _check_ranks(arrays: Mapping[str, Any]) -> None:
             fail("append", name, f"{ranks[name]} dimensions", f"{x.ndim}: {list(x.shape)}")
 
 
-def _check_new(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
+def _check_new(k: Any, v: Any | None, k_cache: Any, v_cache: Any | None, slots: Any) -> None:
     for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
-        if "float" not in str(cache.dtype):
-            fail("append", f"{name}_cache", "a dtype of floats", cache.dtype)
+        if x is None or cache is None:
+            continue
+        for each, array in ((name, x), (f"{name}_cache", cache)):
+            if "float" not in str(array.dtype):
+                fail("append", each, "a dtype of floats", array.dtype)
         if tuple(x.shape[1:]) != tuple(cache.shape[2:]):
             fail(
                 "append", f"{name}_cache", f"heads and columns {list(x.shape[1:])}, those of {name}", list(cache.shape)
             )
-    if tuple(k_cache.shape[:2]) != tuple(v_cache.shape[:2]):
+    if v_cache is not None and tuple(k_cache.shape[:2]) != tuple(v_cache.shape[:2]):
         fail(
             "append", "v_cache", f"pages and page size {list(k_cache.shape[:2])}, those of k_cache", list(v_cache.shape)
         )
-    if v.shape[0] != k.shape[0] or slots.shape[0] != k.shape[0]:
-        fail(
-            "append",
-            "slots",
-            f"{k.shape[0]} elements, one for each token of k and v",
-            f"{slots.shape[0]} for v {v.shape[0]}",
-        )
+    for name, x in (("v", v), ("slots", slots)):
+        if x is not None and x.shape[0] != k.shape[0]:
+            fail("append", name, f"{k.shape[0]} tokens, as many as k has", x.shape[0])
     _check_integers("append", "slots", slots)
 
 

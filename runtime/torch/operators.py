@@ -41,6 +41,7 @@ def register_when_read(package: str, variants: Sequence[str]) -> None:
         for mode, names in MODES.items()
         for name in names
     }
+    modules |= {"append": f"{package}._runtime.torch.paging", "append_decay": f"{package}._runtime.torch.paged_decay"}
     namespace: Any = getattr(torch.ops, namespace_of(package))
     kind = type(namespace)
 

@@ -1,7 +1,7 @@
 """The kernels of an op on paged caches, as PyTorch knows them: two custom operators. There is no gradient."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..core.schedules import Schedule
 from ..core.tiles import Tile
 from . import backend
 from .attention import NAMESPACE
-from .dispatch import launches_directly
+from .dispatch import launches_directly, values_are_checked
 from .operators import register_operator
 from .paged import (
     check_pages,
@@ -76,12 +76,13 @@ class PagedKernels:
         op: str,
         modules: Any,
         reference: Callable[..., Any],
+        dense_reference: Callable[..., Any],
         own: Mapping[str, Own] | None = None,
         bounds: Sequence[str] = (),
     ) -> None:
         """`modules` is the package of the kernels, whose `launch` is imported by the first call; `reference` is the
         plain reference of packed calls."""
-        self.op, self.modules, self.reference = op, modules, reference
+        self.op, self.modules, self.reference, self.dense_reference = op, modules, reference, dense_reference
         self.own, self.bounds = dict(own or {}), tuple(bounds)
         types = {name: kind if isinstance(kind, type) else Tensor for name, kind in self.own.items()}
         name = f"{NAMESPACE}::{op}_paged"
@@ -118,6 +119,7 @@ class PagedKernels:
     def _forward(self, call: CacheCall, tables: list[Tensor], own: Sequence[Any]) -> tuple[Tensor, Tensor]:
         if computes_reference(call):
             return self._reference(call, own)
+        self._check_pages(call, own)
         call, own = _readable(call), [*map(in_memory, own)]
         check_pointers(self.op, call)
         if tables:
@@ -133,8 +135,32 @@ class PagedKernels:
         tables: list[Tensor] = self.modules.launch.plan(backend, call, *map(in_memory, bounds))
         return tables
 
+    def _check_pages(self, call: CacheCall, own: Sequence[Any]) -> None:
+        """Refuse pages beyond the cache that a query sees, if values are checked: kernels would read other memory."""
+        table = call.page_table
+        if table is not None and table.numel() > 0 and values_are_checked(table) and int(table.max()) >= len(call.k):
+            self._reference(call, own)
+
+    def _dense_reference(self, call: CacheCall, own: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """o and lse of dense keys by the plain reference of dense calls: own tensors have elements for all keys."""
+        given = {name: _in_dims(x, self.own[name]) for name, x in zip(self.own, own, strict=True)}
+        offset: int | Tensor | None = call.offset
+        if call.kv_lengths is not None:
+            lengths = call.kv_lengths.clamp(0, call.most_keys)
+            key = torch.arange(call.most_keys, device=lengths.device)
+            given["kv_segment_ids"] = torch.where(key < lengths[:, None], 0, -1)
+            given["q_segment_ids"] = torch.zeros_like(given["kv_segment_ids"][:, :1]).expand(-1, call.q.shape[2])
+            offset = lengths - call.q.shape[2] if call.at_end else offset
+            if "kv_lengths" in signature(self.dense_reference).parameters:
+                given["kv_lengths"] = lengths
+        k, v = call.k.transpose(1, 2), call.v.transpose(1, 2)
+        o, lse = self.dense_reference(call.q, k, v, scale=call.scale, q_offset=offset, return_lse=True, **given)
+        return o, lse.float()
+
     def _reference(self, call: CacheCall, own: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """o and lse by the plain reference."""
+        if call.page_table is None:
+            return self._dense_reference(call, own)
         packed = gathered(call)
         given = dict(zip(self.own, own, strict=True))
         q, k, v = packed.q, packed.k, packed.v
@@ -211,6 +237,14 @@ def _launches_directly(call: CacheCall) -> bool:
     A transform of `torch.func` may wrap any tensor of the call, so that only the custom operator finds its values.
     """
     return launches_directly(call.q) and not torch._C._are_functorch_transforms_active()
+
+
+def _in_dims(x: Any, dims: Own) -> Any:
+    """One of the variant's own arguments, its dims in the order of a dense call: the inverse of `in_rows`."""
+    if isinstance(dims, type) or dims.count("kv_idx") != 1 or "q_idx" in dims:
+        return x
+    place = [dim for dim in dims if dim != "b"].index("kv_idx")
+    return x.movedim(place, dims.index("b")) if "b" in dims else x.select(place, 0)
 
 
 def _given(call: CacheCall) -> list[Any]:

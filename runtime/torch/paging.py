@@ -9,39 +9,103 @@ from ..core.checks import fail
 from ..core.configs import next_power_of_2
 from ..core.paged import check_divisor, check_divisors, check_last_slot, check_token_scale
 from .devices import interprets
-from .dispatch import runs_reference, values_are_checked
+from .dispatch import launches_directly, runs_reference, values_are_checked
 from .dtypes import as_integers
 from .launching import launch
-from .strides import check_apart
+from .operators import namespace_of
+from .strides import begin_alike, check_apart
 
 _OP = "append"
 
 
 def append(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, k_scale: Any, v_scale: Any
-) -> tuple[Tensor, ...]:
+    k: Tensor, v: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, slots: Tensor, k_scale: Any, v_scale: Any
+) -> tuple[Tensor | None, ...]:
     """Write k and v, checked, to their slots of the caches, in place. Scales by token are computed and written, too."""
-    for name, x in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache), ("slots", slots)):
-        if x.device != k.device:
+    given = (("k_scale", k_scale, k_cache), ("v_scale", v_scale, v_cache))
+    scales = [None if cache is None else _scale(name, scale, cache) for name, scale, cache in given]
+    if v_cache is not None and k_scale is not None and not isinstance(k_scale, Tensor) and k_scale == v_scale:
+        scales[1] = scales[0]
+    if launches_directly(k):
+        _append(k, v, k_cache, v_cache, slots, *scales)
+    else:
+        _append_operator(k, v, k_cache, v_cache, slots, *scales)
+    return k_cache, v_cache, *(scale for scale in scales if scale is not None and scale.dim() == 3)
+
+
+def _append(
+    k: Tensor,
+    v: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor | None,
+    slots: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:
+    caches = {name: x for name, x in (("k_cache", k_cache), ("v_cache", v_cache)) if x is not None}
+    for name, x in (("v", v), *caches.items(), ("slots", slots)):
+        if x is not None and x.device != k.device:
             fail(_OP, name, f"device {k.device}, that of k", x.device)
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+    for name, x in caches.items():
         if x.requires_grad:
             fail(_OP, name, "a tensor without gradient: it is changed in place", "one that requires grad")
         check_apart(_OP, name, x)
-    given = (("k_scale", k_scale, k_cache), ("v_scale", v_scale, v_cache))
-    scales = [_scale(name, scale, cache) for name, scale, cache in given]
-    written = [scale for scale in scales if scale is not None and scale.dim() == 3]
     slots = as_integers(_OP, "slots", slots)
     _check_slots(slots, k_cache)
     if slots.numel() == 0:
-        return k_cache, v_cache, *written
-    for x, cache, scale in ((k.detach(), k_cache, scales[0]), (v.detach(), v_cache, scales[1])):
+        return
+    memory = {x.untyped_storage().data_ptr() for x in caches.values()}
+    new = [(_read_first(k.detach(), memory), k_cache, k_scale)]
+    if v is not None and v_cache is not None:
+        if v_cache.shape[3] <= k_cache.shape[3] and begin_alike(k_cache, v_cache):
+            _check_part(k, v, k_scale, v_scale)
+        else:
+            new.append((_read_first(v.detach(), memory), v_cache, v_scale))
+    for x, cache, scale in new:
         # Triton's interpreter rounds to 8-bit floats wrongly: a mantissa that overflows does not raise the exponent.
         if runs_reference(k) or (interprets(k) and cache.dtype.itemsize == 1):
             _assign(x, cache, slots, scale)
         else:
             _launch(x, cache, slots, scale)
-    return k_cache, v_cache, *written
+
+
+@torch.library.custom_op(
+    f"{namespace_of(__name__.rsplit('.', 3)[0])}::append", mutates_args=("k_cache", "v_cache", "k_scale", "v_scale")
+)
+def _append_operator(
+    k: Tensor,
+    v: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor | None,
+    slots: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:
+    """What torch.compile sees of `append`."""
+    _append(k, v, k_cache, v_cache, slots, k_scale, v_scale)
+
+
+@_append_operator.register_fake
+def _(*_: Any) -> None:
+    """Nothing is returned."""
+
+
+def _read_first(x: Tensor, memory: set[int]) -> Tensor:
+    """`x`, or a copy if it lies in a cache, whose slots are written while others are read."""
+    return x.clone() if x.untyped_storage().data_ptr() in memory else x
+
+
+def _check_part(k: Tensor, v: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
+    """Check values that are columns of the keys, in the new tokens as in the cache."""
+    expected = "that of the keys, because v_cache is a view of k_cache"
+    if (k_scale is None) != (v_scale is None):
+        fail(_OP, "v_scale", expected, "only one of both scales")
+    if k_scale is not None and v_scale is not None:
+        is_same = begin_alike(k_scale, v_scale) and k_scale.shape == v_scale.shape
+        if not is_same and not (k_scale.dim() < 3 and values_are_checked(k_scale) and torch.equal(k_scale, v_scale)):
+            fail(_OP, "v_scale", expected, "another one")
+    if values_are_checked(k) and not torch.equal(v, k[..., : v.shape[2]]):
+        fail(_OP, "v", "the first columns of k, because v_cache is a view of k_cache", "other values")
 
 
 def _check_slots(slots: Tensor, cache: Tensor) -> None:
@@ -107,7 +171,7 @@ def _launch(x: Tensor, cache: Tensor, slots: Tensor, scale: Tensor | None) -> No
         append_tokens,
         (tokens,),
         (x, slots, scale, cache),
-        (*x.stride(), *cache.stride(), heads, cache.shape[1]),
+        (*x.stride(), *cache.stride(), heads, cache.shape[1], cache.shape[0] * cache.shape[1]),
         TOKEN_SCALES=scale is not None and scale.dim() == 3,
         MOST=torch.finfo(cache.dtype).max if cache.dtype.itemsize == 1 else 0.0,
         HEAD_DIM=dim,

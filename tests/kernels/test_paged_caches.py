@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 from generated import paging
+from generated._runtime.core.paged_decay import launch_sums
+from generated._runtime.device.paged_decay import append_sums
+from generated._runtime.torch import backend
+from generated._runtime.torch.paging import _launch
 from generated.torch import causal, natten
 from tests.kernels.test_paged import DTYPE, LEGAL, LENGTHS, SIZES, check, draw_case
 from tests.support.cases import DEVICE, INTERPRET
@@ -252,6 +256,38 @@ def test_integers_of_any_dtype(dtype: torch.dtype) -> None:
     paging.append(x, x, cache, cache.clone(), torch.tensor([0, 5]).to(dtype))
     assert cache.sum((2, 3)).nonzero().tolist() == [[0, 0], [1, 1]]
     assert paging.slots(torch.tensor([[3]]).to(dtype), torch.tensor([5]).to(dtype), 100).tolist() == [305]
+
+
+def test_slots_behind_the_cache_are_skipped() -> None:
+    """A kernel that is launched without the check of values, as on a GPU, writes to no other memory."""
+    memory, new = torch.zeros(6, 4, 2, 16, device=DEVICE), torch.ones(3, 2, 16, device=DEVICE)
+    _launch(new, memory[:3], torch.tensor([12, 2, 999], dtype=torch.int32, device=DEVICE), None)
+    assert torch.equal(memory.sum((2, 3)).nonzero(), torch.tensor([[0, 2]], device=DEVICE))
+
+
+def test_pages_behind_the_cache_get_no_sums() -> None:
+    sums, bases = torch.zeros(6, 4, 2, device=DEVICE), torch.zeros(6, 2, device=DEVICE)
+    table = torch.tensor([[4, 1]], dtype=torch.int32, device=DEVICE)
+    lengths = torch.tensor([7], dtype=torch.int32, device=DEVICE)
+    g = -torch.ones(7, 2, device=DEVICE)
+    launch_sums(backend, append_sums, g, sums[:3], bases[:3], table, None, lengths, None, 7)
+    assert not sums[3:].any()
+    assert not bases[3:].any()
+    assert sums[1].any()
+
+
+def test_pages_beyond_the_cache_are_refused_where_values_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU with ATTENTION_DEBUG=1, where kernels would read other memory."""
+    monkeypatch.setattr("generated._runtime.torch.dispatch.DEBUG", True)
+    q, k = torch.randn(1, 2, 1, 32, device=DEVICE), torch.randn(10, 16, 2, 32, device=DEVICE)
+    for beyond in (10, 10**6):
+        pages = {"page_table": [[3, beyond]], "kv_lengths": [20]}
+        given: dict[str, Any] = {n: torch.tensor(x, dtype=torch.int32, device=DEVICE) for n, x in pages.items()}
+        with pytest.raises(ValueError, match=rf"causal: page_table: expected pages from 0 to 9 .*, got {beyond}"):
+            causal(q, k, k, **given)
+        given["kv_lengths"] -= 4
+        o: Any = causal(q, k, k, **given)
+        assert o.isfinite().all()
 
 
 def test_slots_without_pages() -> None:

@@ -19,7 +19,7 @@ from generated import paging
 from generated._runtime.core.checks import ArgumentError
 from tests.kernels.test_paged import LEGAL, LENGTHS, TOLERANCE, Case, draw_case
 from tests.support import paged_dims
-from tests.support.cases import DEVICE
+from tests.support.cases import DEVICE, INTERPRET
 from tests.support.rendering import importable
 
 pytestmark = pytest.mark.covers(mode="paged", family="portable", dtype="float32", framework="jax")
@@ -43,6 +43,15 @@ def test_the_same_bits_as_torch(variant: str, page_size: int, queries: Sequence[
     case = draw_case(variant, page_size, queries)
     q, k, v, given = arrays(case)
     assert_same(load_op(variant)(q, k, v, return_lse=True, **given), case.call())
+
+
+@pytest.mark.skipif(not INTERPRET, reason="values on a GPU are checked in debug mode alone")
+def test_kernels_read_no_pages_beyond_the_cache() -> None:
+    q, k = jnp.ones((1, 1, 2, 32)), jnp.ones((10, 16, 2, 32))
+    table, lengths = jnp.asarray([[3, 99]]), jnp.asarray([20])
+    with pytest.raises(ArgumentError, match=r"causal: page_table: expected pages from 0 to 9 .*, got 99 in sequence 0"):
+        load_op("causal")(q, k, k, page_table=table, kv_lengths=lengths)
+    assert jnp.isfinite(load_op("causal")(q, k, k, page_table=table, kv_lengths=lengths - 4)).all()
 
 
 @pytest.fixture(scope="module")

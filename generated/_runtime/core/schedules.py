@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules: the blocks that a mask makes kernels visit, found once, used by many calls. No framework is imported."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from .checks import fail
@@ -65,19 +67,36 @@ class ScheduledOp(Protocol, Generic[_P, _R]):
 def scheduled(
     schedule: Callable[..., Schedule], plan: Callable[..., Schedule] | None = None
 ) -> Callable[[Callable[_P, _R]], ScheduledOp[_P, _R]]:
-    """Give an op its `schedule` function, and its `plan` function of calls on paged caches if there is one."""
+    """Give an op its `schedule` function, and its `plan` function of calls on paged caches if there is one.
+
+    Both take all keywords of the op: one call's keywords serve all three. They read those that blocks depend on.
+    """
 
     def attach(op: Callable[_P, _R]) -> ScheduledOp[_P, _R]:
         for name, function in (("schedule", schedule), ("plan", plan)):
             if function is not None:
-                # Python's errors about arguments name a function by this.
-                function.__qualname__ = f"{op.__name__}.{name}"
-                op.__dict__[name] = function
+                op.__dict__[name] = _with_keywords_of(op, f"{op.__name__}.{name}", function)
         whole: Any = op
         attached: ScheduledOp[_P, _R] = whole
         return attached
 
     return attach
+
+
+def _with_keywords_of(op: Callable[..., Any], name: str, function: Callable[..., Schedule]) -> Callable[..., Schedule]:
+    """A function that leaves out the keywords that the op alone takes."""
+    read, known = inspect.signature(function).parameters, inspect.signature(op).parameters
+
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Schedule:
+        for keyword in given:
+            if keyword not in read and keyword not in known:
+                fail(name, keyword, f"one of {', '.join(known)}", "an argument of that name")
+        return function(*args, **{keyword: x for keyword, x in given.items() if keyword in read})
+
+    # Python's errors about arguments name a function by this.
+    function.__qualname__ = call.__qualname__ = name
+    return call
 
 
 def least_block(*tiles: Tile) -> int:

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["heads"])
+@triton.jit(do_not_specialize=["heads", "num_slots"])
 def append_tokens(
     x_ptr,
     slots_ptr,
@@ -20,13 +20,15 @@ def append_tokens(
     stride_col,
     heads,
     page_size,
+    num_slots,
     TOKEN_SCALES: tl.constexpr,
     MOST: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write one token's keys or values to its slot. A token whose slot is -1 is skipped.
+    """Write one token's keys or values to its slot. A token whose slot is -1, or none of the cache's
+    `num_slots`, is skipped.
 
     MOST is the largest value of a cache of 8-bit floats, and 0 for other caches. With TOKEN_SCALES the kernel computes
     a scale for each token and head, so that the largest value becomes MOST, and writes it to the dense tensor of scales
@@ -34,7 +36,7 @@ def append_tokens(
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)
-    if slot >= 0:
+    if (slot >= 0) & (slot < num_slots):
         head, col = tl.arange(0, HEADS)[:, None], tl.arange(0, COLUMNS)[None, :]
         mask = (head < heads) & (col < HEAD_DIM)
         x = tl.load(x_ptr + token * stride_xt + head * stride_xh + col * stride_xd, mask=mask, other=0.0)

@@ -303,27 +303,40 @@ def paged_attention(
     if is_empty(arguments.cache_call):
         o, lse = PagedForward(kernels).plain(call, arrays)
     else:
+        if launches_on() is not None and _are_checked(arguments) and any(_beyond(arguments)):
+            # Kernels would read other memory.
+            _check_pages(kernels, arguments, PagedForward(kernels).plain(call, arrays)[1])
         o, lse = _primitive_of(kernels).bind(*varying_alike(arrays), call=call)
         if launches_on() is None and values_are_checked(lse):
             _check_pages(kernels, arguments, lse)
     return o.astype(arguments.dtype), lse
 
 
-def _check_pages(kernels: PagedKernels, arguments: CacheArguments, lse: jax.Array) -> None:
-    """Refuse pages beyond the cache on which a query sees keys. For such queries the reference gives an lse of NaN."""
+def _are_checked(arguments: CacheArguments) -> bool:
+    """Whether a call reads the values of all its operands to check them."""
+    return all(values_are_checked(x) for x in arguments.operands.values())
+
+
+def _beyond(arguments: CacheArguments) -> list[list[int]]:
+    """For each sequence its pages that the cache does not have."""
     given, made = arguments.operands, arguments.cache_call
     lengths, size = given["kv_lengths"].tolist(), made.page_size
     tables = given["page_table"].tolist()
     if "page_starts" in given:
         tables = [tables[start:] for start in given["page_starts"].tolist()[:-1]]
     used = [row[: -(-length // size)] for row, length in zip(tables, lengths, strict=True)]
-    beyond = [sorted({page for page in row if not 0 <= page < made.k.shape[0]}) for row in used]
+    return [sorted({page for page in row if not 0 <= page < made.k.shape[0]}) for row in used]
+
+
+def _check_pages(kernels: PagedKernels, arguments: CacheArguments, lse: jax.Array) -> None:
+    """Refuse pages beyond the cache on which a query sees keys. For such queries the reference gives an lse of NaN."""
+    given, made, beyond = arguments.operands, arguments.cache_call, _beyond(arguments)
     if not any(beyond) or not jnp.isnan(lse).any():
         return
     # Whatever else is not a number must not look like a page beyond the cache.
     clean = {name: _numbers(given[name]) for name in ("q", "k")}
     call, arrays = _call(replace(arguments, operands={**given, **clean}))
-    _, marks = _primitive_of(kernels).bind(*varying_alike(arrays), call=call)
+    _, marks = PagedForward(kernels).plain(call, arrays)
     begins = given["cu_seqlens_q"].tolist() if made.packed else range(len(beyond) + 1)
     for number, pages in enumerate(beyond):
         rows = slice(begins[number], begins[number + 1])

@@ -144,13 +144,17 @@ def _check_caches(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:
             fail(op, name, "a last stride of 1: a cache is read in place", f"strides {list(x.stride())}")
 
 
-def _integers(op: str, name: str, x: Any, rank: int, device: torch.device, shape: str) -> Tensor:
+def _integers(
+    op: str, name: str, x: Any, rank: int, device: torch.device, shape: str, *, strided: bool = False
+) -> Tensor:
+    """An int32 tensor; its rows may be apart in memory if it may be `strided`."""
     if not isinstance(x, Tensor):
         fail(op, name, f"an integer tensor {shape} on {device}", type(x).__name__)
     if not is_integer(x.dtype) or x.dim() != rank or x.device != device:
         got = f"{x.dtype} {list(x.shape)} on {x.device}"
         fail(op, name, f"an integer tensor {shape} on {device}", got)
-    return as_integers(op, name, x).contiguous()
+    found = as_integers(op, name, x)
+    return found if strided and found.stride(-1) == 1 else found.contiguous()
 
 
 def _most_queries(most: int, cu_seqlens_q: Tensor | None) -> int:
@@ -165,7 +169,7 @@ def _check_pages(
 ) -> tuple[Tensor, Tensor | None, int]:
     """The table and where each sequence's pages begin in it, checked, and the most keys that a sequence may have."""
     if page_starts is None:
-        table = _integers(op, "page_table", page_table, 2, k.device, "[B, most pages]")
+        table = _integers(op, "page_table", page_table, 2, k.device, "[B, most pages]", strided=True)
         return table, None, most_keys(op, num_seqs, k.shape[1], table.shape, None)
     table = _integers(op, "page_table", page_table, 1, k.device, "[all pages] beside page_starts")
     starts = _integers(op, "page_starts", page_starts, 1, k.device, "[B + 1]")
@@ -263,15 +267,13 @@ class Gathered(NamedTuple):
 
 def gathered(call: CacheCall) -> Gathered:
     """The keys of all sequences, one sequence after the other, for the reference. It waits for the lengths."""
-    lengths = torch.full((call.num_seqs,), call.most_keys, device=call.q.device)
-    if call.kv_lengths is not None:
-        lengths = call.kv_lengths.long().clamp(0, call.most_keys)
+    assert call.page_table is not None
+    assert call.kv_lengths is not None
+    lengths = call.kv_lengths.long().clamp(0, call.most_keys)
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     seq = torch.repeat_interleave(torch.arange(call.num_seqs, device=lengths.device), lengths)
     place = torch.arange(len(seq), device=lengths.device) - ends[seq]
-    if call.page_table is None:
-        page = seq
-    elif call.page_starts is None:
+    if call.page_starts is None:
         page = call.page_table.long()[seq, place // call.page_size]
     else:
         page = call.page_table.long()[call.page_starts.long()[seq] + place // call.page_size]

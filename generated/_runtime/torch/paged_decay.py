@@ -28,8 +28,9 @@ from ..core.paged_decay import (
 )
 from ..core.settings import INTERPRET, require_triton
 from . import backend
-from .dispatch import values_are_checked
+from .dispatch import launches_directly, values_are_checked
 from .dtypes import as_integers, is_integer
+from .operators import namespace_of
 from .paged import Gathered
 from .sequences import begins_of
 from .strides import check_apart
@@ -80,7 +81,48 @@ def append_decay(
     page_starts: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Continue the running sums of sequences, in place. The caller has checked that the arguments are tensors."""
+    """Continue the running sums of sequences, in place. The caller has checked that g and the caches are tensors."""
+    needed, others = {"page_table": page_table, "kv_lengths": kv_lengths}, (page_starts, cu_seqlens)
+    given = needed | {name: x for name, x in zip(("page_starts", "cu_seqlens"), others, strict=True) if x is not None}
+    for name, tensor in given.items():
+        _check_tensor(name, tensor, g.device)
+    if launches_directly(g):
+        _append(g, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
+    else:
+        _append_operator(g, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
+    return g_cache, g_base
+
+
+@torch.library.custom_op(
+    f"{namespace_of(__name__.rsplit('.', 3)[0])}::append_decay", mutates_args=("g_cache", "g_base")
+)
+def _append_operator(
+    g: Tensor,
+    g_cache: Tensor,
+    g_base: Tensor,
+    page_table: Tensor,
+    kv_lengths: Tensor,
+    page_starts: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    """What torch.compile sees of `append_decay`."""
+    _append(g, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
+
+
+@_append_operator.register_fake
+def _(*_: Any) -> None:
+    """Nothing is returned."""
+
+
+def _append(
+    g: Tensor,
+    g_cache: Tensor,
+    g_base: Tensor,
+    page_table: Tensor,
+    kv_lengths: Tensor,
+    page_starts: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> None:
     packed, device = cu_seqlens is not None, g.device
     got = f"{g.dtype} {list(g.shape)}"
     check_new_decays(g.shape, packed=packed, is_float=g.dtype.is_floating_point, got=got)
@@ -102,7 +144,7 @@ def append_decay(
     if cu_seqlens is not None:
         cu_seqlens = begins_of(APPEND, "cu_seqlens", cu_seqlens, "g", g)
     if g.numel() == 0:
-        return g_cache, g_base
+        return
     if all(x is None or values_are_checked(x) for x in (page_table, kv_lengths, page_starts, cu_seqlens)):
         new = [g.shape[1] * b for b in range(num_seqs + 1)] if cu_seqlens is None else cu_seqlens.tolist()
         first = None if page_starts is None else page_starts.tolist()
@@ -110,18 +152,20 @@ def append_decay(
     rows = g.detach() if cu_seqlens is not None else g.detach().flatten(0, 1)
     if device.type == "cpu" and not INTERPRET:
         _assign(rows, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
-        return g_cache, g_base
+        return
     require_triton(APPEND)
     from ..device.paged_decay import append_sums
 
     new_rows = 0 if packed else g.shape[1]
     launch_sums(backend, append_sums, rows, g_cache, g_base, page_table, page_starts, kv_lengths, cu_seqlens, new_rows)
-    return g_cache, g_base
 
 
-def _int32(x: Any, name: str, rank: int, device: torch.device) -> Tensor:
+def _check_tensor(name: str, x: Any, device: torch.device) -> None:
     if not isinstance(x, Tensor):
         fail(APPEND, name, f"an integer tensor on {device}", type(x).__name__)
+
+
+def _int32(x: Tensor, name: str, rank: int, device: torch.device) -> Tensor:
     if not is_integer(x.dtype) or x.dim() != rank or x.device != device:
         fail(APPEND, name, f"an integer tensor of {rank} dimensions on {device}", f"{x.dtype} {list(x.shape)}")
     return as_integers(APPEND, name, x).contiguous()

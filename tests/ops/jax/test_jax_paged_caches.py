@@ -262,6 +262,23 @@ def test_sums_have_no_gradient_and_are_not_mapped() -> None:
 # ---------------------------------------------------------------------------------------------------- values in keys
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_values_in_keys_are_appended_as_keys(scaled: bool) -> None:
+    new, slots = np.random.default_rng(0).normal(size=(5, 1, 40)).astype(np.float32), [3, 9, -1, 4, 15]
+    dtype, given = (jnp.float8_e4m3fn, {"k_scale": jnp.zeros((4, 4, 1))}) if scaled else (jnp.float32, {})
+    step = jax.jit(paging.append, donate_argnums=2)
+    cache, nothing, *scales = step(
+        jnp.asarray(new), None, jnp.zeros((4, 4, 1, 40), dtype), None, jnp.asarray(slots), **given
+    )
+    assert nothing is None
+    held = torch.zeros(4, 4, 1, 40, dtype=torch.float8_e4m3fn if scaled else torch.float32)
+    wanted: dict[str, Any] = {"k_scale": torch.zeros(4, 4, 1)} if scaled else {}
+    paging.append(torch.tensor(new), None, held, None, torch.tensor(slots), **wanted)
+    np.testing.assert_array_equal(np.asarray(cache.astype(jnp.float32)), held.float())
+    for scale in scales:
+        np.testing.assert_array_equal(scale, wanted["k_scale"])
+
+
 def test_values_in_keys() -> None:
     """The reference computes this call, also with wide heads."""
     q, cache, given = small()

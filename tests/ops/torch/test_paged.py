@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from codegen.testing import calls
 from codegen.testing.golden import load_op
 from generated import paging
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.settings import INTERPRET
+from generated._runtime.torch.paged import check_caches
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
 
@@ -65,6 +68,76 @@ def test_values_that_are_no_numbers_are_no_pages_beyond_the_cache() -> None:
     table = torch.tensor([[9, 3, -1], [-2, 9, 2]])
     o = load_op("window")(q, cache, cache, page_table=table, kv_lengths=given["kv_lengths"], size=2)
     assert o.isnan().all()
+
+
+def test_a_part_of_a_table_is_read_in_place() -> None:
+    q, cache, given = small()
+    op: Any = load_op("causal")
+    wide = torch.full((5, 9), -1, dtype=torch.int32)
+    wide[:2, :3] = given["page_table"]
+    table = wide[:2, :3]
+    plan = op.plan(q, cache, page_table=table, kv_lengths=given["kv_lengths"])
+    got = op(q, cache, cache, page_table=table, kv_lengths=given["kv_lengths"], schedule=plan)
+    assert torch.equal(got, op(q, cache, cache, **given))
+    call = check_caches(
+        "causal", q, cache, cache, None, "bhsd", None, table, None, given["kv_lengths"], None, None, None
+    )
+    assert call.table_stride == 9
+    assert call.page_table is not None
+    assert call.page_table.data_ptr() == wide.data_ptr()
+
+
+@pytest.mark.parametrize("variant", ["window", "chunked", "alibi", "forgetting", "band_softcap"])
+def test_plans_and_schedules_take_all_keywords_of_the_op(variant: str) -> None:
+    q, cache, given = small()
+    op: Any = load_op(variant)
+    shape = calls.Shape(batch=2, heads=4, kv_heads=2, seq=8, dim=16)
+    inputs = calls.draw_inputs(calls.load_manifest()[variant], shape, dtype=torch.float32, device="cpu")
+    own: dict[str, Any] = {**inputs.tensors, **inputs.scalars}
+    own = {name: x.detach() if isinstance(x, Tensor) else x for name, x in own.items()}
+    if variant == "forgetting":
+        own = {"g": torch.zeros(6, 4, 4), "g_base": torch.zeros(6, 4)}
+    plan = op.plan(q, cache, **given, **own, scale=0.5, k_scale=None)
+    o = op(q, cache, cache, **given, **own, scale=0.5, schedule=plan)
+    assert torch.equal(o, op(q, cache, cache, **given, **own, scale=0.5))
+    with pytest.raises(
+        ArgumentError, match=rf"{variant}.plan: slopes: expected one of q, k, v, .*, got an argument of"
+    ):
+        op.plan(q, cache, **given, **own, slopes=1)
+
+
+@pytest.mark.parametrize("splits", [None, np.int64(64), 64, torch.tensor(64)])
+def test_splits_are_numbers_of_any_kind(splits: Any) -> None:
+    q, cache, given = small()
+    op: Any = load_op("causal")
+    assert torch.equal(op(q, cache, cache, **given, splits=splits), op(q, cache, cache, **given))
+
+
+@pytest.mark.parametrize("variant", ["document", "alibi", "softcap"])
+@pytest.mark.parametrize("offset", ["end", 0, 3])
+@pytest.mark.parametrize("planned", [False, True])
+def test_split_keys_have_the_results_of_dense_calls(variant: str, offset: Any, planned: bool) -> None:
+    """Also where a query is behind the last key of its batch row: tensors are read where they are whole."""
+    op: Any = load_op(variant)
+    q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 2, 40, 16), torch.randn(2, 2, 40, 16)
+    own: dict[str, Any] = {}
+    if variant == "document":
+        own = {"doc": torch.tensor([[0, 0, 1, 1, 0, *[2] * 35], [3] * 40])}
+    if variant == "alibi":
+        own = {"slope": torch.rand(4)}
+    for lengths in (None, torch.tensor([2, 33]), torch.tensor([0, 40])):
+        given = {**own, "kv_lengths": lengths, "q_offset": offset}
+        want, lse = op(q, k, v, **given, return_lse=True)
+        how = {"schedule": op.plan(q, k, **given)} if planned else {"splits": 16}
+        got, split = op(q, k, v, **given, **how, return_lse=True)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(split, lse)
+
+
+def test_results_on_several_devices_are_not_merged() -> None:
+    o, lse = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
+    with pytest.raises(ArgumentError, match="merge: o: expected device cpu, that of the first o, got meta"):
+        paging.merge([(o, lse), (o.to("meta"), lse.to("meta"))])
 
 
 OTHER_PLANS = [
