@@ -96,6 +96,11 @@ def _abstract(direction: Forward | Backward, *avals: Any, call: Call) -> list[An
 def _lower_cut(inner: Primitive, direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
     """Lower the whole call on one device, and a function that XLA partitions on several."""
     one_device = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
+    if INTERPRET and not one_device:
+        # JAX's callbacks crash inside of a function that XLA partitions.
+        remedy = "call the op inside jax.shard_map, on one device, or without TRITON_INTERPRET"
+        op = direction.kernels.op
+        raise NotImplementedError(f"{op}: TRITON_INTERPRET=1 runs no sharded arrays under jit: {remedy}")
     function = partial(inner.bind, call=call) if one_device else _partitioned(inner, direction, call)
     return mlir.lower_fun(function, multiple_results=True)(ctx, *values)
 
@@ -105,7 +110,7 @@ def _lower_cuda(direction: Forward | Backward, ctx: Any, *values: Any, call: Cal
     require_triton(op)
     if INTERPRET:
         raise RuntimeError(f"{op}: TRITON_INTERPRET=1 runs kernels on the CPU: unset it, or set JAX_PLATFORMS=cpu")
-    with compiling_for(device_arch(op)):
+    with compiling_for(device_arch(op)), jax.numpy_dtype_promotion("standard"):
         return mlir.lower_fun(lambda *arrays: direction.launch(call, arrays), multiple_results=True)(ctx, *values)
 
 
@@ -113,7 +118,8 @@ def _lower_elsewhere(direction: Forward | Backward, ctx: Any, *values: Any, call
     run = direction.launch if INTERPRET else direction.reference
     if INTERPRET:
         require_triton(direction.kernels.op)
-    with compiling_for(INTERPRETER):
+    # Whatever promotion the caller allows, references compute with the products of 16 bits and float32.
+    with compiling_for(INTERPRETER), jax.numpy_dtype_promotion("standard"):
         return mlir.lower_fun(lambda *arrays: run(call, arrays), multiple_results=True)(ctx, *values)
 
 
@@ -187,7 +193,7 @@ def _forward_for_all(kernels: Kernels, call: Call, arrays: tuple[jax.Array, ...]
 def _saved(kernels: Kernels, call: Call, arrays: tuple[jax.Array, ...], wanted: tuple[str, ...]) -> Any:
     """o and lse, and the residuals for the backward."""
     o, lse, *decay = _forward_of(kernels).bind(*arrays, call=call)
-    o, lse = checkpoint_name(o, RESIDUALS), checkpoint_name(lse, RESIDUALS)
+    o, lse, *decay = (checkpoint_name(x, RESIDUALS) for x in (o, lse, *decay))
     return (o, lse), (arrays, o, lse, decay, _Wanted(wanted))
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from ._runtime.core.checks import PACKED, fail
 from ._runtime.core.parallel import shards
@@ -32,6 +32,7 @@ from ._runtime.core.parallel.plan_requests import checked_request
 from ._runtime.core.parallel.shard_plans import make_layout
 from ._runtime.core.parallel.work import work_of
 from ._runtime.jax.parallel.context_parallel import LAYOUT, local_call
+from ._runtime.jax.parallel.mesh_axes import evenly, is_passed, names_of, resharded, taken
 from ._runtime.jax.support import check_flag
 
 __all__ = ["Layout", "Machine", "context_parallel", "plan"]
@@ -49,12 +50,19 @@ class Layout(shards.Layout):
         """A whole array with its rows along `dim` in the order of the devices, padded with 0, to be cut evenly."""
         axis = shards.axis_of(x, dim, self.seq, "shard")
         widths = [(0, self.padded - self.seq) if i == axis else (0, 0) for i in range(x.ndim)]
-        return jnp.take(jnp.pad(x, widths), jnp.asarray(self.order), axis, unique_indices=True, mode="clip")
+        if self._keeps_rows:
+            return jnp.asarray(x)
+        return taken(jnp.pad(evenly(jnp.asarray(x), axis, self.padded), widths), self.order, axis)
 
     def unshard(self, x: jax.Array, dim: int = 0) -> jax.Array:
         """The inverse of `shard`: rows in the order of the sequence, without padding."""
         axis = shards.axis_of(x, dim, self.padded, "unshard")
-        return jnp.take(x, jnp.asarray(self.places), axis, unique_indices=True, mode="clip")
+        return jnp.asarray(x) if self._keeps_rows else taken(jnp.asarray(x), self.places, axis)
+
+    @property
+    def _keeps_rows(self) -> bool:
+        """Whether the devices have the rows in the order of the sequence, without padding."""
+        return self.in_order and self.padded == self.seq
 
 
 def plan(
@@ -100,7 +108,7 @@ def plan(
         ArgumentError: a bad argument.
     """
     ranks = mesh
-    if isinstance(mesh, jax.sharding.Mesh):
+    if isinstance(mesh, (Mesh, AbstractMesh)):
         if len(mesh.axis_names) > 2:
             expected = 'a mesh of one axis or two, or a number such as mesh.shape["cp"]'
             fail("plan", "mesh", expected, f"{dict(mesh.shape)}")
@@ -147,7 +155,8 @@ def context_parallel(
 
     Args:
         axis: the axis of the mesh that rows are cut along; under "2d" the axis of nodes and that of a node's devices.
-        mesh: of the devices; its axes are of the type Auto.
+        mesh: of the devices; its axes are of the type Auto or Explicit. Arrays that are cut in another way along
+            Explicit axes are resharded first, and o is sharded as `spec` says.
         spec: how q, k and v are cut: axes of the mesh for batch rows, rows and heads, `P("dp", "cp", "tp")`, in this
             order whatever the layout of the call; for packed rows those for rows and heads, `P("cp", "tp")`.
 
@@ -156,7 +165,14 @@ def context_parallel(
     """
     if not isinstance(layout, Layout):
         fail("context_parallel", "layout", "what plan(...) returns", type(layout).__name__)
-    work = work_of(op)
+    work = work_of(op, "context_parallel")
+    if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
+        fail("context_parallel", "mesh", "a jax.sharding.Mesh or None", repr(mesh))
+    if spec is not None and not isinstance(spec, (PartitionSpec, tuple)):
+        fail("context_parallel", "spec", "a PartitionSpec or None", repr(spec))
+    cuts = [name for cut in spec or () for name in names_of(cut)]
+    if len(set(cuts)) < len(cuts):
+        fail("context_parallel", "spec", "each axis of the mesh once", spec)
     known = list(inspect.signature(op).parameters)
 
     def on_device(**given: Any) -> Any:
@@ -180,9 +196,12 @@ def context_parallel(
     def call(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         wants_lse = check_flag(work.op, "return_lse", keywords.get("return_lse", False))
         given = {"q": q, "k": k, "v": v, **keywords, "return_lse": wants_lse}
+        for name in ("q", "k", "v", *work.tensors):
+            if given.get(name) is not None and not hasattr(given[name], "ndim"):
+                fail(work.op, name, "a jax.Array", type(given[name]).__name__)
         if mesh is None:
             return on_device(**given)
-        arrays = {name: x for name, x in given.items() if getattr(x, "shape", ())}
+        arrays = {name: x for name, x in given.items() if getattr(x, "shape", ()) or is_passed(x)}
         rest = {name: x for name, x in given.items() if name not in arrays}
         form = form_of(layout, given, LAYOUT)
         axes = _Axes(form, tuple(spec or ()), axis)
@@ -204,7 +223,7 @@ def context_parallel(
             in_specs=specs,
             out_specs=(out, axes.lse) if wants_lse else out,
         )
-        return mapped(*arrays.values())
+        return mapped(*resharded(mesh, arrays.values(), specs))
 
     call.__name__ = f"context_parallel_{work.op}"
     call.__doc__ = op.__doc__
@@ -229,13 +248,13 @@ class _Axes:
         self.form = form
 
     def check(self, mesh: Any, op: str, layout: Layout, arrays: Mapping[str, Any]) -> None:
-        """Refuse a mesh without these axes, or with axes of another type, and rows that devices cannot share evenly."""
-        names = (*_names(self.axis), *_names(self.by_dim["b"]), *_names(self.by_dim["h"]))
+        """Refuse a mesh without these axes, or with Manual ones, and rows that devices cannot share evenly."""
+        names = (*names_of(self.axis), *names_of(self.by_dim["b"]), *names_of(self.by_dim["h"]))
         types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-        if any(types.get(name, AxisType.Explicit) == AxisType.Explicit for name in names):
-            expected = f"a mesh with the axes {', '.join(map(repr, names))}, of the type Auto"
+        if any(types.get(name, AxisType.Manual) == AxisType.Manual for name in names):
+            expected = f"a mesh with the axes {', '.join(map(repr, names))}, of the type Auto or Explicit"
             fail("context_parallel", "mesh", expected, ", ".join(f"{name!r} ({each})" for name, each in types.items()))
-        _check_ranks(op, layout, self.axis, prod(mesh.shape[name] for name in _names(self.axis)))
+        _check_ranks(op, layout, self.axis, prod(mesh.shape[name] for name in names_of(self.axis)))
         # A log-decay is `[B, S, Hq]` in either layout, packed `[S, Hq]`.
         axes = {**dict.fromkeys(("q", "k", "v"), row_axis(self.form)), **dict.fromkeys(TOKENS, 1)}
         axes["g"] = 0 if self.form == PACKED else 1
@@ -246,7 +265,7 @@ class _Axes:
 
     def cuts(self, mesh: Any, dim: str) -> bool:
         """Whether several devices have different batch rows, or heads."""
-        return any(mesh.shape[name] > 1 for name in _names(self.by_dim[dim]))
+        return any(mesh.shape[name] > 1 for name in names_of(self.by_dim[dim]))
 
     def origin(self, given: dict[str, Any]) -> dict[str, Any]:
         """The `dropout_origin` of a device: its batch rows and heads in the whole call. Nothing without dropout."""
@@ -275,11 +294,6 @@ class _Axes:
         return PartitionSpec(*(by_dim.get(str(dim)) for dim in dims))
 
 
-def _names(axes: Any) -> tuple[str, ...]:
-    """The names of no axis, one axis or several axes."""
-    return axes if isinstance(axes, tuple) else () if axes is None else (axes,)
-
-
 def _check_ranks(op: str, layout: Layout, axis: Any, size: int) -> None:
     if size != layout.ranks:
         fail(op, "layout", f"one planned for the {size} devices of the axis {axis!r}", layout.ranks)
@@ -288,7 +302,7 @@ def _check_ranks(op: str, layout: Layout, axis: Any, size: int) -> None:
 def _check_even(mesh: Any, op: str, name: str, x: Any, spec: PartitionSpec) -> None:
     """Refuse an array with an axis that devices cannot share evenly."""
     for axis, (size, cut) in enumerate(zip(x.shape, spec, strict=False)):
-        devices = prod(mesh.shape[each] for each in _names(cut))
+        devices = prod(mesh.shape[each] for each in names_of(cut))
         if size % devices:
             expected = f"a multiple of {devices} along axis {axis}, which the devices of the mesh axis {cut!r} share"
             fail(op, name, expected, f"{size} in {tuple(x.shape)}")

@@ -98,6 +98,15 @@ def test_scalars_are_numbers_or_arrays(variant: str, packed: bool) -> None:
         assert_same(variant, name, got[name], wanted)
 
 
+@pytest.mark.skipif(not INTERPRET or len(jax.devices()) < 2, reason="of Triton's interpreter, on several devices")
+def test_sharded_arrays_are_not_interpreted_under_jit() -> None:
+    mesh = jax.sharding.Mesh(jax.devices()[:2], ("heads",))
+    by_heads = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "heads"))
+    q = jax.device_put(jnp.ones((1, 2, 8, 16)), by_heads)
+    with pytest.raises(NotImplementedError, match="causal: TRITON_INTERPRET=1 runs no sharded arrays under jit: call"):
+        jax.jit(lambda q: load_op("causal")(q, q, q, layout="bhsd"))(q)
+
+
 def test_seeds_are_numbers_arrays_and_keys() -> None:
     qkv, own = given("causal_dropout")
     op = load_op("causal_dropout")

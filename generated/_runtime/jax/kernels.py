@@ -7,6 +7,7 @@ launches it. The compiled kernel and its launch parameters are part of the XLA p
 """
 
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import jax
 
 from ..archs import DEFAULT_MULTIPROCESSORS, HOPPER_FAMILY
+from ..core.checks import fail
 from ..core.compiling import hash_kernel
 from ..core.configs import INTERPRETER, Tiles, tiles_for
 from ..core.options import CallOptions
@@ -63,6 +65,8 @@ def compiling_for(arch: str) -> Iterator[None]:
 def device_arch(op: str) -> str:
     """The architecture to compile for: ATTENTION_ARCH if it is set, else that of the GPUs of this process."""
     if named := os.environ.get(ARCH_VARIABLE):
+        if not re.fullmatch(r"sm_\d+", named):
+            fail(op, ARCH_VARIABLE, "an NVIDIA chip, such as sm_90: the JAX ops run on no others", repr(named))
         return named
     try:
         device = jax.local_devices(backend="gpu")[0]

@@ -266,6 +266,8 @@ def dropout_seed(op: str, dropout_p: float, seed: Any) -> Any:
         # A key of another generator than threefry has more words.
         seed = data if seed.shape or data.shape == (2,) else jax.random.bits(seed, (2,), jnp.uint32)
     if seed.shape == () and is_integer(seed.dtype):
+        if values_are_checked(seed):
+            checks.check_seed(op, int(seed))
         upper = seed >> 32 if seed.dtype.itemsize == 8 else jnp.zeros_like(seed)
         return jnp.stack([seed.astype(jnp.uint32), upper.astype(jnp.uint32) & 0x7FFFFFFF])
     if seed.dtype != np.uint32 or seed.shape != (2,):

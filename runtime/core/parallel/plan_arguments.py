@@ -21,7 +21,7 @@ def check_count(argument: str, value: Any, least: int = 1, most: int | None = No
 
 def check_begins(cu_seqlens: Any, seq: int) -> tuple[int, ...]:
     """Where packed sequences begin, checked: ints from 0 to `seq` that never decrease."""
-    found = _integers(cu_seqlens)
+    found = _integers("cu_seqlens", cu_seqlens)
     fits = found.ndim == 1 and len(found) > 1 and np.issubdtype(found.dtype, np.integer)
     if not fits or found[0] != 0 or found[-1] != seq or (np.diff(found) < 0).any():
         expected = f"integers [n + 1] from 0 to seq = {seq} that never decrease"
@@ -32,7 +32,7 @@ def check_begins(cu_seqlens: Any, seq: int) -> tuple[int, ...]:
 
 def check_segments(segment_ids: Any, seq: int) -> Array:
     """Ids of documents, checked: integers `[S]` or `[B, S]` that int32 holds, the dtype of a call's ids."""
-    found = _integers(segment_ids)
+    found = _integers("segment_ids", segment_ids)
     fits = found.ndim in (1, 2) and found.shape[-1] == seq and found.size
     if not fits or not np.issubdtype(found.dtype, np.integer):
         fail("plan", "segment_ids", f"integers [{seq}] or [B, {seq}]", f"{found.dtype} {list(found.shape)}")
@@ -42,8 +42,9 @@ def check_segments(segment_ids: Any, seq: int) -> Array:
     return found
 
 
-def _integers(x: Any) -> Array:
+def _integers(argument: str, x: Any) -> Array:
     """An array on the host; an empty one if rows have different lengths."""
+    _check_known(argument, x)
     try:
         return on_host(x)
     except ValueError:
@@ -57,7 +58,7 @@ def check_ranks(ranks: Any, strategy: str, machine: Machine) -> tuple[int, int]:
         if strategy not in ("auto", "2d"):
             fail("plan", "strategy", "'2d' or 'auto' for nodes and their ranks; else a mesh of one dim", repr(strategy))
         return grid
-    ranks = check_count("ranks", ranks)
+    ranks = check_count("mesh", ranks)
     if strategy == "2d":
         expected = "a mesh of two dims, or (nodes, ranks of a node), beside strategy='2d'"
         fail("plan", "mesh", expected, f"{ranks} ranks; nodes have {machine.node}")

@@ -215,19 +215,40 @@ def test_scan_over_layers_with_a_window_each() -> None:
     close(jax.value_and_grad(scanned)(q), jax.value_and_grad(unrolled)(q))
 
 
-def test_checkpoint_saves_what_the_policy_names() -> None:
-    """With o and lse saved, the backward runs no forward again."""
+@pytest.mark.parametrize("name", ["causal", "alibi", "forgetting"])
+def test_checkpoint_saves_what_the_policy_names(name: str) -> None:
+    """With o and lse saved, and the running sums of a log-decay, the backward runs no forward again."""
     q, k, v = arrays()
 
     def block(q: jax.Array) -> jax.Array:
-        return jnp.sin(jnp.asarray(ops.causal(jnp.cos(q), k, v))).sum()
+        return jnp.sin(jnp.asarray(getattr(ops, name)(jnp.cos(q), k, v, **own(name)))).sum()
 
     policy = jax.checkpoint_policies.save_only_these_names(ops.RESIDUALS)
     want = jax.grad(block)(q)
     for chosen, forwards in ((None, 2), (policy, 1)):
         saved = jax.checkpoint(block, policy=chosen)
         close(jax.grad(saved)(q), want)
-        assert str(jax.make_jaxpr(jax.grad(saved))(q)).count("causal_fwd[") == forwards
+        assert str(jax.make_jaxpr(jax.grad(saved))(q)).count(f"{name}_fwd[") == forwards
+
+
+@pytest.mark.parametrize("name", ["causal", "forgetting", "document"])
+def test_strict_promotion_of_dtypes_changes_nothing(name: str) -> None:
+    q, k, v = (x.astype(jnp.bfloat16) for x in arrays())
+
+    def gradient() -> jax.Array:
+        return jax.grad(lambda q: getattr(ops, name)(q, k, v, **own(name)).astype(jnp.float32).sum())(q)
+
+    want = gradient()
+    with jax.numpy_dtype_promotion("strict"):
+        close(gradient(), want)
+
+
+def test_a_seed_that_is_known_is_not_negative() -> None:
+    q, k, v = arrays()
+    with pytest.raises(
+        ValueError, match=r"causal_dropout: seed: expected an int from 0 to 2\*\*63 - 1 or None, got -1"
+    ):
+        ops.causal_dropout(q, k, v, dropout_p=0.5, seed=jnp.int32(-1))
 
 
 def test_eval_shape_and_donated_buffers() -> None:
@@ -386,6 +407,13 @@ def test_export_for_cpu_and_cuda(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert f'"{ops.HANDLER}"' in artefact.mlir_module() or ops.HANDLER in artefact.mlir_module()
     again = jax.export.deserialize(artefact.serialize())
     close(again.call(q, k, v, mine), backward(q, k, v, mine))
+
+
+@pytest.mark.parametrize("name", ["gfx942", "90", "h100"])
+def test_export_for_another_chip_than_nvidias_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTENTION_ARCH", name)
+    with pytest.raises(ValueError, match=f"full: ATTENTION_ARCH: expected an NVIDIA chip, such as sm_90.*{name}"):
+        exported(ops.full, ("cuda",), *arrays())
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="says what is missing where no GPU is")

@@ -77,13 +77,18 @@ class VariantWork:
         return tuple(axis for axis, dim in enumerate(self.tensors.get(name, ())) if dim in dims)
 
 
-def work_of(op: Any) -> VariantWork:
-    """The `VariantWork` of an op of this package; a `VariantWork` is returned as it is."""
+def work_of(op: Any, function: str = "plan") -> VariantWork:
+    """The `VariantWork` of an op of this package, given to `function`; a `VariantWork` is returned as it is."""
     if isinstance(op, VariantWork):
         return op
     package, _, module = getattr(op, "__module__", "").rpartition(".")
     if module not in ("torch_op", "jax_op"):
-        fail("plan", "op", "an op of this package, such as `generated.torch.causal`", repr(op))
+        fail(
+            function,
+            "op",
+            "an op of this package, such as `generated.torch.causal` or `generated.jax.causal`",
+            repr(op),
+        )
     found: VariantWork = import_module(f"{package}.work").WORK
     return found
 
