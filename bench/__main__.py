@@ -29,7 +29,13 @@ Keep = Callable[[], None]
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 if every suite passed, 1 if one failed, 2 if bench cannot run here, 130 if interrupted."""
-    options = parser().parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
+    if options.stored:
+        given = (name for name, value in vars(options).items() if value != made.get_default(name))
+        unread = [name for name in given if name not in ("stored", "csv", "plots")]
+        if unread:
+            made.error(f"--from reports a stored run: --{unread[0]} has no effect beside it")
     if options.plots and importlib.util.find_spec("matplotlib") is None:
         return _refuse("--plots needs matplotlib: pip install matplotlib")
     try:

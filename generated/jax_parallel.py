@@ -104,6 +104,7 @@ def plan(
             "contiguous" gives each device one run of rows.
         machine: rates for the cost model.
         own: the arguments that the mask of `op` reads, such as `size=1024`: numbers, and arrays with known values.
+            One that has the name of an argument of `plan` is given in `masks=`.
 
     Raises:
         ArgumentError: a bad argument.

@@ -132,6 +132,7 @@ def plan(
             chooses it. A ring has one group, and so have variants that compute with the number of a head.
         machine: rates for the cost model.
         own: the arguments that the mask of `op` reads, such as `size=1024`: numbers, and tensors on the host.
+            One that has the name of an argument of `plan` is given in `masks=`.
 
     Raises:
         ArgumentError: a bad argument; the same on every rank.

@@ -17,6 +17,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codegen import PACKAGE, __version__
@@ -60,22 +61,31 @@ EXIT_OK, EXIT_DIFFERENT, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 @command("render", from_config_option, variants_option, out_option, force_option)
 def render(args: argparse.Namespace) -> int:
     """Generate the package of kernels and ops from a spec; unchanged files are left alone."""
-    from codegen.load.hints import hints
-
     out = out_path(args)
     check_importable(out)
-    if args.from_config is not None:
-        from codegen.cli.from_config import write_spec
+    if args.from_config is None:
+        _render(args, out)
+        return EXIT_OK
+    from codegen.cli.from_config import write_spec
 
-        with _extra():
-            args.variants = write_spec(args)
-        print(f"{args.variants}: the variants of the model")
-    variants = variants_path(args)
-    spec, texts = rendered(variants)
+    with _extra():
+        args.variants = write_spec(args)
+    try:
+        _render(args, out)
+    except BaseException:
+        args.variants.unlink()  # a spec that is there would be refused by the next attempt
+        raise
+    print(f"{args.variants}: the variants of the model")
+    return EXIT_OK
+
+
+def _render(args: argparse.Namespace, out: Path) -> None:
+    from codegen.load.hints import hints
+
+    spec, texts = rendered(variants_path(args))
     for hint in hints(spec):
         print(f"hint: {hint}", file=sys.stderr)
     print(f"{out}: {files.write(out, texts, force=args.force)}")
-    return EXIT_OK
 
 
 @command("check", variants_option, out_option)
@@ -244,6 +254,7 @@ def compare(args: argparse.Namespace) -> int:
     with _extra():
         from codegen.compare import command as comparison
     options = comparison.options_of(args)
+    comparison.check_spec(spec, options)
     is_equal = comparison.run_rekey(spec, options) if args.rekey else comparison.run(spec, options)
     return EXIT_OK if is_equal else EXIT_DIFFERENT
 
@@ -338,6 +349,8 @@ def _extra() -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; errors a user can cause are one message on stderr."""
+    if sys.stdout is None:  # closed, as by `>&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a doc may have characters that a terminal lacks
     args = _parser().parse_args(argv)

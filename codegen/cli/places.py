@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,11 @@ from codegen.util.errors import CodegenError
 if TYPE_CHECKING:
     from codegen.spec.model import Variant
 
-_LIBRARIES = ("torch", "jax", "triton", "numpy")
-"""Libraries that a package imports."""
+_LIBRARIES = ("torch", "jax", "triton", "numpy", "codegen", "yaml", "jinja2", "ruff")
+"""Libraries that a package or the generator imports."""
+
+_NAMESPACES = ("prim",)
+"""Namespaces of operators that torch keeps for itself: an op of such a package could not be registered."""
 
 
 def variants_path(args: argparse.Namespace) -> Path:
@@ -50,8 +54,13 @@ def check_importable(out: Path) -> None:
     """Raise if the folder's name is none that Python can import a package by, or that of a library it imports."""
     from codegen.spec.names import package_problem
 
-    name = out.resolve().name
-    if name in _LIBRARIES:
+    try:
+        name = out.resolve().name
+    except (OSError, RuntimeError) as error:
+        raise CodegenError(f"--out: {out} is no folder: {error}") from None
+    if name in _NAMESPACES:
+        raise CodegenError(f"--out: torch keeps the name {name!r} for operators of its own; choose another name")
+    if name in _LIBRARIES or name in sys.stdlib_module_names:
         raise CodegenError(
             f"--out: a package {name!r} would hide the library {name} from all code; choose another name"
         )

@@ -26,7 +26,7 @@ def rendered(variants: Path) -> tuple[Spec, dict[str, str]]:
     from codegen.render.package import render as render_texts
 
     spec = load(variants)
-    return spec, files.with_manifest(render_texts(spec), manifest_entries(spec))
+    return spec, files.with_manifest(render_texts(spec), manifest_entries(spec), source=variants.name)
 
 
 def render_command(args: argparse.Namespace) -> str:

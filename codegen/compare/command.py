@@ -21,6 +21,7 @@ from codegen.compare.proof import Packages, Result, compare_calls
 from codegen.compare.rekey import rekey
 from codegen.compare.sources import Sources, read_sources, unchanged_kernels, unchanged_variants
 from codegen.compile.packages import manifest_of
+from codegen.inspect.origin import check_origin
 from codegen.lint.jobs import Selection, default_dtypes
 from codegen.render.files import MANIFEST
 from codegen.spec.model import Spec
@@ -60,6 +61,12 @@ def options_of(args: argparse.Namespace) -> Options:
         everything=args.all,
         machine_code=args.machine_code,
     )
+
+
+def check_spec(spec: Spec, options: Options) -> None:
+    """Refuse a spec whose variants are not those of the new package: calls would be made of other arguments."""
+    there = _variants_of(options.new)
+    check_origin(spec, options.new, [name for name in options.names or sorted(there) if name in there])
 
 
 def run(spec: Spec, options: Options) -> bool:

@@ -18,12 +18,13 @@ def write_kernel(args: argparse.Namespace) -> str:
     Raises:
         CodegenError: no rendered package, a folder of other files, or a file there that was edited by hand.
     """
-    if args.package == Path(PACKAGE):
+    if args.package == Path(PACKAGE) and not (args.package / files.MANIFEST).is_file():
         args.package = installed(PACKAGE, default=args.package)
     package, out = args.package, args.out
-    if out.resolve() == package.resolve():
-        raise CodegenError(f"--out: expected a folder beside the package, got the package {out} itself")
+    if package.resolve() in (out.resolve(), *out.resolve().parents):
+        where = "the package itself" if out.resolve() == package.resolve() else "a folder inside of it"
+        raise CodegenError(f"--out: expected a folder beside the package {package}, got {out}, {where}")
     kernel = Kernel(name=args.name, owner=args.owner, version=args.version)
-    done = files.write(out, tree(package, kernel))
+    done = files.write(out, tree(package, kernel), remedy="move the change into the package, or delete the folder")
     builds = ", ".join(f"build/torch-{backend}" for backend in kernel.backends)
     return f"{out}: {done}; builds: {builds}"

@@ -106,7 +106,7 @@ def tree(package: Path, kernel: Kernel) -> dict[str, str]:
         files[f"{folder}/metadata.json"] = json.dumps(metadata, indent=2) + "\n"
     names = [layer.op for layer in layers_of(manifest["variants"])]
     files["build/CARD.md"] = _fill("card.md", kernel=kernel, licence=_licence(), variants=names)
-    return with_manifest(files, {})
+    return with_manifest(files, {}, source=f"the kernel {kernel.name}")
 
 
 def _read(package: Path) -> dict[str, str]:

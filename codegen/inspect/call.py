@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from codegen.analysis.affine import MOST_POSITION
 from codegen.analysis.call_modes import POSITIONAL, has_tokens, packed_dims
+from codegen.analysis.intervals import LARGEST
 from codegen.ir.evaluate import Array, evaluate
 from codegen.ir.expr import LENGTH_NAMES, ScalarType, TensorSpec, Type
 from codegen.spec import dims
@@ -231,7 +233,11 @@ def _scalar(spec: ScalarSpec, text: str | None, kv_len: int) -> int | float:
         value = int(text) if spec.type is ScalarType.INT else float(text)
     except ValueError:
         raise CodegenError(f"--set {spec.name}: expected {spec.type.value}, got {text!r}") from None
-    # Written so that a NaN is refused by either.
+    most = MOST_POSITION if spec.type is ScalarType.INT else LARGEST
+    # Written so that a NaN is refused by any.
+    if not abs(value) <= most:
+        expected = "between -2**30 and 2**30" if spec.type is ScalarType.INT else "that float32 holds"
+        raise CodegenError(f"--set {spec.name}: expected a number {expected}, got {text}")
     if spec.minimum is not None and not value >= spec.minimum:
         raise CodegenError(f"--set {spec.name}: expected at least {spec.minimum}, got {text}")
     if spec.maximum is not None and not value <= spec.maximum:

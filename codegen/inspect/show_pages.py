@@ -39,7 +39,7 @@ def report(spec: Spec, variant: Variant, call: Call, page_size: int, *, encoding
     Raises `CodegenError` for a variant without kernels on paged caches.
     """
     if not is_legal(variant):
-        raise CodegenError(f"--pages: '{variant.name}' has no kernels on paged caches: it has dropout or a log-decay")
+        raise CodegenError(f"--pages: '{variant.name}' has no kernels on paged caches: it has dropout")
     arch = variant.archs.get(ARCH) or spec.archs[ARCH]
     decode, prompts = (arch.paged_tiles(each, 2)[HEAD_DIM] for each in PagedPass)
     how = splitting(decode, prompts, q_len=call.q_len, group=GROUP, kv_heads=KV_HEADS)

@@ -18,7 +18,7 @@ from codegen.load.yaml_errors import explain
 from codegen.util.errors import Problem, SpecError, did_you_mean
 
 _TAG = "tag:yaml.org,2002:"
-_EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _NOUNS = {"int": "integer", "float": "number", "bool": "boolean", "str": "text", "timestamp": "date"}
 
 

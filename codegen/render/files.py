@@ -25,7 +25,9 @@ MANIFEST_FORMAT = 1
 TUNED = "tuned"
 """The folder inside a package that belongs to the tuner."""
 
-KEEP_EDITS = "move the change into templates/ or variants.yaml and render again, or pass --force to discard it"
+KEEP_EDITS = (
+    "move the change into the spec, or into templates/ of a checkout, and render again, or pass --force to discard it"
+)
 
 
 class Status(StrEnum):
@@ -65,14 +67,14 @@ class Summary:
 # ------------------------------------------------------------------------------------------------------------ manifest
 
 
-def with_manifest(texts: Mapping[str, str], variants: Mapping[str, Any]) -> dict[str, str]:
+def with_manifest(texts: Mapping[str, str], variants: Mapping[str, Any], source: str = "") -> dict[str, str]:
     """The rendered files together with the manifest that describes them.
 
-    `variants` holds JSON-able facts per variant. Equal arguments give equal bytes: there is no date, tool version or
-    absolute path in a manifest.
+    `variants` holds JSON-able facts per variant; `source` names what the files were made of, such as `variants.yaml`.
+    Equal arguments give equal bytes: there is no date, tool version or absolute path in a manifest.
     """
     hashes = {path: _sha256(text.encode()) for path, text in texts.items()}
-    manifest = {"format": MANIFEST_FORMAT, "variants": variants, "files": hashes}
+    manifest = {"format": MANIFEST_FORMAT, "source": source, "variants": variants, "files": hashes}
     return {**texts, MANIFEST: json.dumps(manifest, indent=2, sort_keys=True) + "\n"}
 
 
@@ -172,6 +174,8 @@ def _read(path: Path) -> bytes | None:
 
 
 def _require_folder(out: Path) -> None:
+    if out.is_symlink() and not out.exists():
+        raise CodegenError(f"{out}: a link to {os.readlink(out)}, which does not exist; give --out a folder")
     if out.exists() and not out.is_dir():
         raise CodegenError(f"{out}: not a folder; give --out the folder of the package")
 
@@ -179,19 +183,19 @@ def _require_folder(out: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- write
 
 
-def write(out: Path, fresh: Mapping[str, str], force: bool = False) -> Summary:
+def write(out: Path, fresh: Mapping[str, str], force: bool = False, remedy: str = KEEP_EDITS) -> Summary:
     """Make the folder `out` hold exactly `fresh` (path -> text, the manifest included).
 
     Only files that differ are touched, and all of them or none: after any exception the folder is as it was. Two
     processes that write the same folder take turns.
-    Raises CodegenError when the folder was not made by this generator, or, unless `force` is given, when a file that
-    no earlier render left there would be lost.
+    Raises CodegenError when the folder was not made by this generator, or, unless `force` is given, when it was made of
+    something else or a file that no earlier render left there would be lost. `remedy` says what to do about such files.
     """
     with one_at_a_time(out):
-        return _write(out, fresh, force)
+        return _write(out, fresh, force, remedy)
 
 
-def _write(out: Path, fresh: Mapping[str, str], force: bool) -> Summary:
+def _write(out: Path, fresh: Mapping[str, str], force: bool, remedy: str) -> Summary:
     _require_folder(out)
     recorded = _recorded(out)
     if recorded is None and any(_scan(out)):
@@ -202,7 +206,8 @@ def _write(out: Path, fresh: Mapping[str, str], force: bool) -> Summary:
     _refuse_links(out, {*fresh, *(recorded or {})})
     differences = _differences(out, fresh, recorded or {})
     if not force:
-        _refuse_losses(out, differences, recorded or {})
+        _refuse_another(out, fresh)
+        _refuse_losses(out, differences, recorded or {}, remedy)
     changed = {d.path for d in differences}
     removed = tuple(sorted(changed - fresh.keys()))
     # The manifest goes last. A render that is killed half-way then leaves files that either the old manifest or the
@@ -227,7 +232,23 @@ def _refuse_links(out: Path, paths: Iterable[str]) -> None:
         )
 
 
-def _refuse_losses(out: Path, differences: Iterable[Difference], recorded: Recorded) -> None:
+def _refuse_another(out: Path, fresh: Mapping[str, str]) -> None:
+    """Raise if the folder was made of something else, such as another spec: all of it would be replaced."""
+    sources = []
+    for text in (_read(out / MANIFEST), fresh[MANIFEST]):
+        try:
+            sources.append(str(json.loads(text or "{}").get("source", "")))
+        except ValueError:
+            return
+    old, new = sources
+    if old and new and old != new:
+        raise CodegenError(
+            f"{out}: nothing was written, because the folder was made of {old}, and {new} would replace it: give --out "
+            "another folder, or delete this one"
+        )
+
+
+def _refuse_losses(out: Path, differences: Iterable[Difference], recorded: Recorded, remedy: str) -> None:
     """Raise if writing would overwrite or delete something that no earlier render left."""
     edited = [d.path for d in differences if d.status is Status.EDITED]
     foreign = [d.path for d in differences if d.status is Status.ORPHAN and d.path not in recorded]
@@ -235,7 +256,7 @@ def _refuse_losses(out: Path, differences: Iterable[Difference], recorded: Recor
         lines = [f"{out}: nothing was written, because these files would be lost:"]
         lines += [f"  {path} (edited by hand)" for path in edited]
         lines += [f"  {path} (not made by this generator)" for path in foreign]
-        raise CodegenError("\n".join([*lines, f"To go on, {KEEP_EDITS}."]))
+        raise CodegenError("\n".join([*lines, f"To go on, {remedy}."]))
 
 
 _STAGE = ".render-"

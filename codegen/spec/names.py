@@ -51,7 +51,20 @@ OP_ARGUMENTS = (
 )
 """Arguments that every op has, or that an op with a sink, decay or dropout has; and its `schedule` function."""
 
-PACKAGE_NAMES = ("torch", "jax", "jax_nn", "nn", "float8", "packing", "paging", "integrations", "tuned", "manifest")
+PACKAGE_NAMES = (
+    "torch",
+    "torch_parallel",
+    "jax",
+    "jax_nn",
+    "jax_parallel",
+    "nn",
+    "float8",
+    "packing",
+    "paging",
+    "integrations",
+    "tuned",
+    "manifest",
+)
 """Names of the other files and folders beside the variants' folders in a generated package, in lower case."""
 
 EXPORTED_NAMES = ("VARIANTS", "HANDLER", "RESIDUALS", "versions")
@@ -60,8 +73,13 @@ EXPORTED_NAMES = ("VARIANTS", "HANDLER", "RESIDUALS", "versions")
 IDENTIFIER = r"[A-Za-z][A-Za-z0-9_]*"
 """Names end up in file names, symbols and profiles: ASCII, and no leading underscore."""
 
+LONGEST = 100
+"""The most letters of a name. Names of files are longer by what the generator adds, and have 255 at most."""
+
 
 def identifier_problem(name: str) -> str | None:
+    if len(name) > LONGEST:
+        return f"a name has at most {LONGEST} letters, got {len(name)}"
     if not re.fullmatch(IDENTIFIER, name):
         plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
         hint = f"; write '{plain}'" if name.isascii() and re.fullmatch(IDENTIFIER, plain) else ""

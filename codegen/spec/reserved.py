@@ -161,6 +161,23 @@ _WORDS = """
 WORDS = frozenset(_WORDS.split())
 """Fixed names of variables, parameters, functions and modules of generated code."""
 
+LAUNCH_OPTIONS = frozenset(
+    (
+        "num_warps",
+        "num_stages",
+        "num_ctas",
+        "maxnreg",
+        "launch_pdl",
+        "launch_cooperative_grid",
+        "debug",
+        "grid",
+        "warmup",
+        "instrumentation_mode",
+        "sanitize_overflow",
+    )
+)
+"""Keywords of a launch, of the generated code or of Triton itself. A kernel's parameter of that name would get both."""
+
 
 def is_reserved(name: str) -> bool:
     """Whether generated code uses the name.
@@ -168,7 +185,7 @@ def is_reserved(name: str) -> bool:
     >>> is_reserved("alpha"), is_reserved("q_ptr"), is_reserved("slope")
     (True, True, False)
     """
-    return is_word(name) or _FAMILIES.fullmatch(name) is not None
+    return is_word(name) or name in LAUNCH_OPTIONS or _FAMILIES.fullmatch(name) is not None
 
 
 def is_word(name: str) -> bool:

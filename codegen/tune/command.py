@@ -63,15 +63,16 @@ def run(choice: Choice) -> None:
     """Tune, compare families where the GPU has several, and print what was gained."""
     package = find_package(choice.out)
     spec = load(choice.variants_path)
-    _check_names(choice, spec)  # before a GPU is asked for: a misspelt name is an error on every machine
+    # Before a GPU is asked for: a misspelt name is an error on every machine.
+    _check_names(choice, spec)
+    workloads, groups = _workloads(choice), _groups(choice, package)
+    paged = _paged_groups(choice, spec, package)
     machine = this_machine()
     from codegen.tune.families import Families, reserve
     from codegen.tune.paged import tune_paged
     from codegen.tune.tuner import Context
 
     context = Context(spec=spec, package=package, folder=choice.out.resolve(), machine=machine)
-    workloads, groups = _workloads(choice), _groups(choice, package)
-    paged = _paged_groups(choice, spec, package)
     for variant in dict.fromkeys([*(group.variant for group in groups), *(group.variant for group in paged)]):
         context.file(variant)  # a file that cannot be read is an error before anything is measured
     start = time.monotonic()

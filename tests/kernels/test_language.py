@@ -56,6 +56,10 @@ variants:
       q_idx - kv_idx <= where(kv_idx % 16 == 0, far[h], 5) and (far[h] | kv_idx) > 5 and kv_idx // 4 >= least[h] // 3
     tensors: {far: {dims: [h], dtype: int32}, least: {dims: [h], dtype: int32}}
   widths_by_head: {mask: causal and q_idx - kv_idx < 8 * (h + 1)}
+  launch_options:
+    mask: causal and q_idx - kv_idx < num_warps
+    score: score * debug + 0.25 * (num_stages - maxnreg) * (kv_idx & 1)
+    scalars: {num_warps: int, num_stages: int, maxnreg: int, debug: float}
   widths_by_length: {mask: causal and q_idx - kv_idx < kv_len - n, scalars: {n: int}}
   steps_by_distance:
     mask: causal
@@ -106,11 +110,15 @@ KEPT: dict[str, Callable[..., Tensor]] = {
     "chosen_blocks": _named,
     "no_limits": lambda at, far, least: (at.q - at.k <= 5) | (at.k % 16 == 0),
     "widths_by_head": lambda at: (at.q >= at.k) & (at.q - at.k < 8 * (at.h + 1)),
+    "launch_options": lambda at, num_warps, **_: (at.q >= at.k) & (at.q - at.k < num_warps),
     "widths_by_length": lambda at, n: (at.q >= at.k) & (at.q - at.k < at.kv_len - n),
     "steps_by_distance": lambda at, w: at.q >= at.k,
     "avoided": lambda at, barred: (at.k != 3) & (at.k != 5) & (at.h[..., None] != barred).all(-1),
 }
 SCORES: dict[str, Callable[..., Tensor]] = {
+    "launch_options": lambda at, num_stages, maxnreg, debug, **_: (
+        at.score * debug + 0.25 * (num_stages - maxnreg) * (at.k % 2).double()
+    ),
     "exponentials": lambda at, t: (
         at.score * 2 ** -t[at.h].abs() + torch.log2(1.5 + at.score**2) + torch.log1p((t[at.h] * at.score) ** 2)
     ),
@@ -153,6 +161,8 @@ def _arguments(name: str, sequences: int = 2) -> dict[str, Any]:
         return {"w": torch.randn(40, device=DEVICE).requires_grad_()}
     if name == "avoided":
         return {"barred": torch.tensor([2, -7], dtype=torch.int32, device=DEVICE)}
+    if name == "launch_options":
+        return {"num_warps": 9, "num_stages": 5, "maxnreg": 7, "debug": 0.5}
     if name == "widths_by_head":
         return {}
     return {"n": 13} if name in ("booleans", "last_keys", "widths_by_length") else {"t": t.requires_grad_()}

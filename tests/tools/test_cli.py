@@ -214,6 +214,67 @@ def test_render_refuses_the_name_of_a_library(project: Path, capsys: pytest.Capt
     assert not (project / "torch").exists()
 
 
+@pytest.mark.parametrize("name", ["math", "codegen", "yaml", "types"])
+def test_render_refuses_the_name_of_a_module_that_python_needs(
+    name: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render", "--out", name]) == 2
+    assert f"a package '{name}' would hide" in capsys.readouterr().err
+    assert not (project / name).exists()
+
+
+@pytest.mark.usefixtures("project")
+def test_render_refuses_a_namespace_of_torchs_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "--out", "prim"]) == 2
+    assert "--out: torch keeps the name 'prim'" in capsys.readouterr().err
+
+
+def test_render_does_not_replace_the_package_of_another_spec(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other, before = project / "other.yaml", contents(project / "generated")
+    other.write_text("variants: {mine: {mask: causal}}\n")
+    assert main(["render", "--variants", "other.yaml"]) == 2
+    assert "the folder was made of variants.yaml, and other.yaml would replace it" in capsys.readouterr().err
+    assert contents(project / "generated") == before
+    assert main(["hub", "generated", "--out", "kernel"]) == 0
+    assert main(["render", "--out", "kernel"]) == 2
+    assert "was made of the kernel" in capsys.readouterr().err
+    assert main(["hub", "generated", "--out", "generated/kernel"]) == 2
+    assert "expected a folder beside the package generated, got generated/kernel, a folder inside of it" in (
+        capsys.readouterr().err
+    )
+    assert main(["render", "--variants", "other.yaml", "--force"]) == 0
+
+
+def test_links_to_nothing_and_to_themselves_are_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "loop").symlink_to("loop")
+    (project / "nothing").symlink_to("nowhere")
+    assert main(["render", "--out", "loop"]) == 2
+    assert main(["render", "--out", "nothing"]) == 2
+    loop, nothing = capsys.readouterr().err.splitlines()
+    assert loop.startswith(("error: --out: loop is no folder", "error: loop: a link to loop"))
+    assert nothing == "error: nothing: a link to nowhere, which does not exist; give --out a folder"
+
+
+@pytest.mark.usefixtures("project")
+def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert main(["list"]) == 0
+
+
+@pytest.mark.parametrize("option", ["--passes", "--dtypes", "--modes"])
+def test_tune_checks_its_options_before_it_asks_for_a_gpu(option: str, project: Path) -> None:
+    result = python("-m", "codegen", "tune", "causal", option, "foo", "--out", str(project / "generated"))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {option}: expected one of ")
+
+
+def test_compare_needs_the_spec_of_the_packages(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(project / "generated", project / "again")
+    (project / "variants.yaml").write_text("variants: {mine: {mask: causal}}\n")
+    assert main(["compare", "generated", "again"]) == 2
+    assert "name the spec that it is rendered from with --variants FILE" in capsys.readouterr().err
+
+
 def test_render_refuses_an_expression_that_is_too_deep(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "deep.yaml").write_text(
         f"variants: {{deep: {{score: {'tanh(' * 190}score{')' * 190}}}}}", encoding="utf-8"

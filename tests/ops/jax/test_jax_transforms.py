@@ -236,7 +236,8 @@ def test_strict_promotion_of_dtypes_changes_nothing(name: str) -> None:
     q, k, v = (x.astype(jnp.bfloat16) for x in arrays())
 
     def gradient() -> jax.Array:
-        return jax.grad(lambda q: getattr(ops, name)(q, k, v, **own(name)).astype(jnp.float32).sum())(q)
+        dq: jax.Array = jax.grad(lambda q: getattr(ops, name)(q, k, v, **own(name)).astype(jnp.float32).sum())(q)
+        return dq
 
     want = gradient()
     with jax.numpy_dtype_promotion("strict"):

@@ -34,7 +34,7 @@ def test_manifest_is_canonical() -> None:
     assert text == files.with_manifest({"a.py": "a", "b.py": "b"}, {"y": 2, "z": 1})[files.MANIFEST]
     assert text.endswith("}\n")
     manifest = json.loads(text)
-    assert list(manifest) == ["files", "format", "variants"]
+    assert list(manifest) == ["files", "format", "source", "variants"]
     # sha256sum of the one-letter file
     assert manifest["files"]["a.py"] == "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"
     assert files.MANIFEST not in manifest["files"]
@@ -224,7 +224,8 @@ def test_hand_edits_and_foreign_files_are_refused_together(out: Path) -> None:
         "  alibi/fwd.py (edited by hand)\n"
         "  causal/fwd.py (edited by hand)\n"
         "  notes.txt (not made by this generator)\n"
-        "To go on, move the change into templates/ or variants.yaml and render again, or pass --force to discard it."
+        "To go on, move the change into the spec, or into templates/ of a checkout, and render again, or pass --force to "
+        "discard it."
     )
     files.write(out, NEW, force=True)
     assert files.compare(out, NEW) == []
