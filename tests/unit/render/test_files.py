@@ -224,8 +224,8 @@ def test_hand_edits_and_foreign_files_are_refused_together(out: Path) -> None:
         "  alibi/fwd.py (edited by hand)\n"
         "  causal/fwd.py (edited by hand)\n"
         "  notes.txt (not made by this generator)\n"
-        "To go on, move the change into the spec, or into templates/ of a checkout, and render again, or pass --force to "
-        "discard it."
+        "To go on, move the change into the spec, or into templates/ of a checkout, and render again, or pass --force "
+        "to discard it."
     )
     files.write(out, NEW, force=True)
     assert files.compare(out, NEW) == []
