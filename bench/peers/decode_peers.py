@@ -19,18 +19,12 @@ WORKSPACE = 256 * 2**20
 """Bytes of the buffer for FlashInfer's partial results."""
 
 
-def _taken(function: Any, step: Step) -> dict[str, Any]:
-    """Those of the variant's own arguments that a plan or a schedule takes."""
-    return {name: x for name, x in step.own.items() if name in (function.__kwdefaults__ or {})}
-
-
 def _ours(step: Step, *, splits: str | None = None) -> Built:
     op: Any = golden.load_op(step.case.variant)
     common = {"page_table": step.page_table, "kv_lengths": step.kv_lengths, "splits": splits, **step.packing}
-    own = _taken(op.plan, step)
 
     def plan() -> Any:
-        return op.plan(step.q, step.k, step.v, **common, **own)
+        return op.plan(step.q, step.k, step.v, **common, **step.own)
 
     made = plan()
 
@@ -65,7 +59,7 @@ def _one_count(op: Any, step: Step, sequences: slice, rows: slice, count: int) -
         return layer.q[rows].unflatten(0, (-1, count)).transpose(1, 2), layer.k, layer.v
 
     pages = {"page_table": step.page_table[sequences], "kv_lengths": step.kv_lengths[sequences]}
-    made = op.plan(*given(step), **pages, **_taken(op.plan, step))
+    made = op.plan(*given(step), **pages, **step.own)
 
     def call(layer: Step) -> Tensor:
         o: Tensor = op(*given(layer), schedule=made, **pages, **layer.own)
@@ -89,7 +83,7 @@ def _packed(step: Step) -> Built:
         return layer.q.transpose(1, 2).flatten(0, 1), layer.k.flatten(0, 1), layer.v.flatten(0, 1)
 
     packing = {"cu_seqlens_q": ends(count), "cu_seqlens_k": ends(length), "q_offset": length - count}
-    made = op.schedule(*given(step), backward=False, **packing, **_taken(op.schedule, step))
+    made = op.schedule(*given(step), backward=False, **packing, **step.own)
 
     def call(layer: Step) -> Tensor:
         o: Tensor = op(*given(layer), schedule=made, **packing, **layer.own)

@@ -88,10 +88,10 @@ def _with_keywords_of(op: Callable[..., Any], name: str, function: Callable[...,
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Schedule:
-        for keyword in given:
-            if keyword not in read and keyword not in known:
-                fail(name, keyword, f"one of {', '.join(known)}", "an argument of that name")
-        return function(*args, **{keyword: x for keyword, x in given.items() if keyword in read})
+        # What neither knows is passed on: Python refuses it.
+        return function(
+            *args, **{keyword: x for keyword, x in given.items() if keyword in read or keyword not in known}
+        )
 
     # Python's errors about arguments name a function by this.
     function.__qualname__ = call.__qualname__ = name

@@ -202,5 +202,9 @@ def _runs_on_gpu(q: Tensor) -> bool:
 
 def wait_for_backward(kernels: Any) -> None:
     """Wait until the backward of `Kernels` is compiled, if its compilation was begun."""
-    while kernels.ahead and active.compiles is None:
-        kernels.ahead.pop().wait()
+    while active.compiles is None:
+        try:
+            ahead = kernels.ahead.pop()
+        except IndexError:  # also if another thread has taken the last one
+            return
+        ahead.wait()

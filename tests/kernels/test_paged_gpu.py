@@ -60,10 +60,9 @@ def test_pages(variant: str, queries: tuple[int, ...], planned: bool) -> None:
     case.k.nan_to_num_()
     case.v.nan_to_num_()
     op: Any = golden.load_op(variant)
-    bounds = {name: x for name, x in case.own.items() if name in _planned_by(variant)}
 
     def step() -> tuple[Tensor, ...]:
-        plan = op.plan(case.q, case.k, **bounds, **case.kwargs) if planned else None
+        plan = op.plan(case.q, case.k, **case.own, **case.kwargs) if planned else None
         first = case.call(schedule=plan)
         return (*first, *case.call(schedule=plan, scale=0.1))
 
