@@ -88,6 +88,12 @@ class _Draw(Declarations):
         return f"(({self.affine()} and ({self.edge()} or {self.edge()})) or {self.edge()})"
 
     def constant(self) -> str:
+        """A bound: a number, or what is the same for all pairs of a head, a batch row or a call."""
+        if self.chance(0.1):
+            return self.pick(
+                *("(4 * h + 3)", "(8 * (hkv + 1))", "(h // 2 * 16)", "(b + 2)", "(7 - 3 * b)"),
+                *("(kv_len - 5)", "(kv_len // 3 + h)", "(q_len - 1)", "(kv_len - q_len + 2)"),
+            )
         c = self.random.choice(EDGES)
         return self.scalar("int") if self.chance(0.15) else str(-c if self.chance(0.2) else c)
 

@@ -69,12 +69,6 @@ def test_pages(variant: str, queries: tuple[int, ...], planned: bool) -> None:
     check_replays(case, step)
 
 
-def _planned_by(variant: str) -> tuple[str, ...]:
-    """The variant's own arguments that its plan takes."""
-    names: tuple[str, ...] = golden.load_op(variant).plan.__code__.co_varnames  # type: ignore[attr-defined]
-    return names
-
-
 @pytest.mark.parametrize("planned", [False, True], ids=["alone", "planned"])
 def test_dense_keys(planned: bool) -> None:
     inputs = drawn("causal")
