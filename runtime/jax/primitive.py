@@ -95,13 +95,13 @@ def _abstract(direction: Forward | Backward, *avals: Any, call: Call) -> list[An
 
 def _lower_cut(inner: Primitive, direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
     """Lower the whole call on one device, and a function that XLA partitions on several."""
-    one_device = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
-    if INTERPRET and not one_device:
+    devices = getattr(ctx.module_context.axis_context, "num_devices", 0)  # 0 inside of shard_map
+    if INTERPRET and devices > 1:
         # JAX's callbacks crash inside of a function that XLA partitions.
         remedy = "call the op inside jax.shard_map, on one device, or without TRITON_INTERPRET"
         op = direction.kernels.op
         raise NotImplementedError(f"{op}: TRITON_INTERPRET=1 runs no sharded arrays under jit: {remedy}")
-    function = partial(inner.bind, call=call) if one_device else _partitioned(inner, direction, call)
+    function = partial(inner.bind, call=call) if devices == 1 else _partitioned(inner, direction, call)
     return mlir.lower_fun(function, multiple_results=True)(ctx, *values)
 
 

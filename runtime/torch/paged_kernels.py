@@ -137,8 +137,15 @@ class PagedKernels:
 
     def _check_pages(self, call: CacheCall, own: Sequence[Any]) -> None:
         """Refuse pages beyond the cache that a query sees, if values are checked: kernels would read other memory."""
-        table = call.page_table
-        if table is not None and table.numel() > 0 and values_are_checked(table) and int(table.max()) >= len(call.k):
+        table, lengths = call.page_table, call.kv_lengths
+        if table is None or lengths is None or not values_are_checked(table):
+            return
+        # `tolist` calls no operator of torch. A call that does, in order to read values, is not recorded for replay.
+        rows = table.tolist()
+        if call.page_starts is not None:
+            rows = [rows[start:] for start in call.page_starts.tolist()[:-1]]
+        counts = [-(-length // call.page_size) for length in lengths.tolist()]
+        if any(page >= len(call.k) for row, count in zip(rows, counts, strict=True) for page in row[: max(count, 0)]):
             self._reference(call, own)
 
     def _dense_reference(self, call: CacheCall, own: Sequence[Any]) -> tuple[Tensor, Tensor]:
