@@ -316,8 +316,8 @@ class _Builder:
         batch = torch.arange(len(lens)).repeat_interleave(size)
         local = torch.arange(int(size.sum())) - begin[batch]
         row = local + offset.cpu()[batch]
-        segment = torch.zeros_like(local) if ids is None else torch.tensor(ids).view(-1)
-        position = row if positions is None else torch.tensor(positions).view(-1)
+        segment = torch.zeros_like(local) if ids is None else torch.tensor(ids, dtype=torch.int64).view(-1)
+        position = row if positions is None else torch.tensor(positions, dtype=torch.int64).view(-1)
         named = {"batch": batch, "row": row, "position": position, "local": local}
         named |= {"segment": segment, "begin": begin, "size": size}
         return Tokens(**{name: x.to(self.device) for name, x in named.items()})

@@ -15,11 +15,17 @@ from unittest import mock
 
 import torch
 
+from tests.support.cases import INTERPRET
+from tests.support.interpreter import keep_truth_values
+
 from .attention import Entry, Results
 from .calls import Call, Inputs, build, flatten, flatten_lse
 from .judge import mismatches, wanted
 from .order import Verdict, verdict
 from .package import Package
+
+if INTERPRET:
+    keep_truth_values()
 
 DISORDER = "q_positions: expected positions that"
 """What the error of a call says whose positions do not agree with its rows."""

@@ -6,13 +6,19 @@ import pytest
 import torch
 
 from tests.support.cases import DEVICE, INTERPRET
-from tests.support.interpreter import omit_unread_overflow_checks, remember_types, replace_language_once
+from tests.support.interpreter import (
+    keep_truth_values,
+    omit_unread_overflow_checks,
+    remember_types,
+    replace_language_once,
+)
 from tests.support.paths import LIBRARY
 from tests.support.rendering import importable
 
 LIBRARY_PACKAGE = "library_variants"
 
 if INTERPRET:
+    keep_truth_values()
     replace_language_once()
     omit_unread_overflow_checks()
     remember_types()

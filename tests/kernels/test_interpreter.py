@@ -9,6 +9,7 @@ from tests.support.cases import INTERPRET
 
 pytest.importorskip("triton")
 
+import triton
 import triton.language as tl
 
 pytestmark = pytest.mark.skipif(not INTERPRET, reason="nothing is replaced where kernels are compiled")
@@ -41,6 +42,21 @@ def test_a_bad_shape_is_refused_each_time(shape: Any) -> None:
     for _ in range(2):
         with pytest.raises((TypeError, ValueError, AssertionError)):
             tl.block_type(tl.float32, shape)
+
+
+@triton.jit
+def _store_both(number_ptr, out_ptr, x_ptr):  # type: ignore[no-untyped-def]
+    offsets = tl.arange(0, 8)
+    is_one = tl.load(number_ptr) == 1
+    large = tl.load(x_ptr + offsets) > 0.5
+    tl.store(out_ptr + offsets, (large & (is_one & (offsets >= 0)) & (offsets < 6)).to(tl.int32))
+
+
+def test_conditions_of_any_types_are_combined() -> None:
+    x, out = torch.tensor([0.0, 1.0] * 4), torch.empty(8, dtype=torch.int32)
+    for number in (0, 1):
+        _store_both[(1,)](torch.tensor([number]), out, x)
+        assert out.tolist() == [0, number] * 3 + [0, 0]
 
 
 def test_types_are_compared_by_name() -> None:

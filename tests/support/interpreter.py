@@ -1,4 +1,4 @@
-"""Triton's interpreter without work that it repeats, or whose result it never uses.
+"""Triton's interpreter without work that it repeats, or whose result it never uses, and without one of its errors.
 
 Inside a kernel `tl.load` must mean the interpreter's function, so a launch replaces each function of `triton.language`,
 and restores the old one at its end. The interpreter does the same at each call of a device function, `tl.max` among
@@ -78,6 +78,23 @@ def omit_unread_overflow_checks() -> None:
     builder = interpreter.interpreter_builder
     if not builder.options.debug:
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def keep_truth_values() -> None:
+    """Let a block of one condition have truth values, as other conditions have.
+
+    Triton 3.6 makes numbers of the type that was compared. `&` of 64-bit ones and a condition on floats fails.
+    """
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    splat = builder.create_splat
+
+    def kept(self: Any, ret_ty: Any, arg: Any) -> Any:
+        made = splat(self, ret_ty, arg)
+        return dataclasses.replace(made, data=made.data.astype(bool)) if arg.data.dtype == bool else made
+
+    builder.create_splat = kept
 
 
 def remember_types() -> None:
