@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .._runtime.core.checks import check_flag, fail
 from .._runtime.core.options import known_lengths
-from .._runtime.torch.inputs import drawn_seed
+from .._runtime.torch.replay import drawn_seed
 from .flash_calls import Chosen, chosen
 
 __all__ = [

@@ -178,6 +178,7 @@ def _replayed_function(kernels: Any, name: str, order: Sequence[int], flags: Seq
 
         @staticmethod
         def forward(ctx: Any, step: Step, pointers: list[int], *given: Tensor) -> Tensor | tuple[Tensor, ...]:
+            ctx.seed = step.seed_of(pointers)
             outputs: tuple[Tensor, ...] = step.forward(given, pointers)
             if has_tables:
                 ctx.save_for_backward(*given[: step.count], *outputs, *given[step.count :])
@@ -196,7 +197,7 @@ def _replayed_function(kernels: Any, name: str, order: Sequence[int], flags: Seq
             step, saved = ctx.step, ctx.saved_tensors
             do = torch.zeros_like(saved[step.count]) if do is None else do
             given = (do, *saved) if dlse is None else (do, dlse, *saved)
-            found: tuple[Tensor | None, ...] | None = step.gradients(given)
+            found: tuple[Tensor | None, ...] | None = step.gradients(given, ctx.seed)
             if found is not None:
                 return found
             places, end = step.places, step.count + num_results
@@ -206,6 +207,8 @@ def _replayed_function(kernels: Any, name: str, order: Sequence[int], flags: Seq
             tables = [list(saved[end:])] if has_tables else []
             wanted = [place not in places or ctx.needs_input_grad[2 + places.index(place)] for place in flags]
             numbers = step.numbers[num_tensors:end_numbers]
+            if step.seed_place is not None:
+                numbers[step.seed_place - num_tensors] = ctx.seed
             arguments = (do, dlse, *tensors, *saved[step.count : end], *numbers, *tables, *wanted)
             gradients = _gradients(name, order, flags, wanted, arguments)
             if not torch.compiler.is_compiling() and not torch.is_grad_enabled():

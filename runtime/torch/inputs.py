@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ..core.checks import (
-    SEED_END,
     Size,
     check_layout,
     check_offset,
@@ -21,6 +20,7 @@ from ..core.checks import (
 )
 from .dispatch import values_are_checked
 from .dtypes import FLOAT_DTYPES, FP8_DTYPE, as_integers, in_dtype, is_autocast, is_integer
+from .replay import drawn_seed
 from .transforms import refuse_gradient_of, refuse_tangents
 
 _INPUT_DTYPES = (*FLOAT_DTYPES, FP8_DTYPE)
@@ -158,11 +158,6 @@ def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         fail(op, "seed", "an int under torch.compile and torch.jit.trace, which would repeat one drawn seed", None)
     return int(host_number(op, "seed", drawn_seed()))
-
-
-def drawn_seed() -> Tensor:
-    """A seed `[]` from torch's default CPU generator, which `torch.manual_seed` repeats."""
-    return torch.randint(SEED_END - 1, (), device="cpu")
 
 
 def positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:

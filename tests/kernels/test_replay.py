@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +81,62 @@ def same_kind(inputs: Inputs, number: int) -> Inputs:
 def test_dense(variant: str) -> None:
     inputs = draw(variant, SHAPE)
     check_replays(variant, lambda number: (same_kind(inputs, number), {}))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_calls_of_other_seeds_are_replayed(packed: bool) -> None:
+    inputs = draw_packed("causal_dropout", PACKING, DTYPES[0]) if packed else draw("causal_dropout", SHAPE)
+    options = PACKING.options() if packed else {}
+
+    def drawn(number: int) -> tuple[Inputs, dict[str, Any]]:
+        # Also a seed of more than 32 bits, and the last one.
+        seed = (3, 2**40, 0, 2**63 - 1)[number]
+        return replace(same_kind(inputs, number), scalars={"dropout_p": 0.4, "seed": seed}), options
+
+    check_replays("causal_dropout", drawn)
+
+
+def test_a_backward_has_the_seed_of_its_forward() -> None:
+    """Also if other calls of the kind come in between."""
+    inputs = replace(draw("causal_dropout", SHAPE), scalars={"dropout_p": 0.4})
+    leaves = {name: getattr(inputs, name).detach().requires_grad_() for name in ("q", "k", "v")}
+    with replaying("causal_dropout") as (op, replays):
+
+        def results() -> list[Tensor]:
+            outputs = [op(**leaves, dropout_p=0.4, seed=seed) for seed in range(6)]
+            found = [torch.autograd.grad(o, [*leaves.values()], inputs.do) for o in reversed(outputs)]
+            return [*outputs, *(x for gradients in found for x in gradients)]
+
+        with never_replaying():
+            want = results()
+        for _ in range(2):
+            before = replays.count
+            got = results()
+        assert replays.count - before == 12
+        for x, wanted in zip(got, want, strict=True):
+            assert torch.equal(x, wanted)
+
+
+def test_calls_that_draw_a_seed_are_replayed() -> None:
+    """They draw what calls without replay draw."""
+    inputs = replace(draw("causal_dropout", SHAPE), scalars={"dropout_p": 0.4})
+    with replaying("causal_dropout") as (op, replays), torch.no_grad():
+        for number in range(CALLS):
+            results = []
+            for never in (False, True):
+                torch.manual_seed(number)
+                with never_replaying() if never else nullcontext():
+                    results.append(inputs.call(op))
+            assert torch.equal(*results)
+        assert replays.count == CALLS - 2
+        before = replays.count
+        by_tensor, by_number = (inputs.call(op, seed=seed) for seed in (torch.tensor(5), 5))
+        assert replays.count - before == 2
+        assert torch.equal(by_tensor, by_number)
+        with pytest.raises(ArgumentError, match="causal_dropout: seed: expected an int from 0 to"):
+            inputs.call(op, seed=2**63)
+        with pytest.raises(ArgumentError, match="causal_dropout: seed: expected an int from 0 to"):
+            inputs.call(op, seed=-1)
 
 
 @pytest.mark.parametrize("variant", ["gpt_oss", "relative_bias"])

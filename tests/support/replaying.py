@@ -128,8 +128,8 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
         patch(torch_replay, "_is_current", lambda _x: True)
         patch(plans, "current_stream", lambda _device: 0)
         for kernels in every_mode:
-            for name in ("forward", "backward"):
-                patch(kernels, name, torch_replay.replayed(getattr(kernels, name)))
+            for name, parameters in (("forward", kernels.parameters), ("backward", kernels.backward_parameters)):
+                patch(kernels, name, torch_replay.replayed(getattr(kernels, name), parameters=parameters))
         yield
 
 

@@ -104,7 +104,8 @@ class Kernels:
         tensors, numbers = self.parameters[: self.num_tensors], self.parameters[self.num_tensors :]
         self.backward_parameters = ("do", "dlse", *tensors, *self.results, *numbers, *self.flags.values())
         self.folded_axes = folded_axes(mode, tensors, self.results, dims or {}) if splits_batch else {}
-        self.forward, self.backward = replayed(self._forward), replayed(self._backward)
+        self.forward = replayed(self._forward, parameters=self.parameters)
+        self.backward = replayed(self._backward, parameters=self.backward_parameters)
         self.forward_kernels, self.backward_kernels = self._forward, self._backward
         self.compiled, self.ahead = set[Any](), list[Ahead]()
         name = f"{NAMESPACE}::{op}" if mode == "dense" else f"{NAMESPACE}::{op}_{mode}"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..core.checks import SEED_END
 from ..core.options import CallOptions
 from ..core.schedules import Schedule
 
@@ -91,17 +92,21 @@ class LastCall:
     A schedule is held by a weak reference, because it keeps tables on the device.
     """
 
-    __slots__ = ("_alike", "_names", "_order", "_others", "_schedules", "_tensors", "plan")
+    __slots__ = ("_alike", "_count", "_names", "_order", "_others", "_schedules", "_seed_place", "_tensors", "plan")
 
-    def __init__(self, values: Sequence[Any], names: Iterable[str], plan: Any) -> None:
-        """Raises `TypeError` for a call that cannot be compared so, `AttributeError` where torch has no such guards."""
+    def __init__(self, values: Sequence[Any], names: Iterable[str], plan: Any, seed_place: int | None = None) -> None:
+        """Raises `TypeError` for a call that cannot be compared so, `AttributeError` where torch has no such guards.
+
+        `seed_place`: the place of a seed, which may be another one in the next call.
+        """
         self.plan = plan
         self._names = tuple(names)
         self._tensors = [place for place, x in enumerate(values) if type(x) in _TENSORS]
         self._schedules = {place: ref(x) for place, x in enumerate(values) if type(x) is Schedule}
         told = {*self._tensors, *self._schedules}
         self._order = sorted(told)
-        self._others = [(place, x) for place, x in enumerate(values) if place not in told]
+        self._seed_place, self._count = seed_place, len(values)
+        self._others = [(place, x) for place, x in enumerate(values) if place not in told and place != seed_place]
         if any(type(x) is list for _, x in self._others):
             raise TypeError("lists of tensors are not compared")
         self._alike = Alike([values[place] for place in self._tensors])
@@ -109,21 +114,26 @@ class LastCall:
             raise TypeError("a tensor twice, one of them in a schedule")
 
     def pointers(self, values: Sequence[Any], names: Iterable[str]) -> tuple[Sequence[Tensor], list[int]] | None:
-        """The tensors of a call and their addresses, in the order of its arguments.
+        """The tensors of a call and their addresses, in the order of its arguments, then its seed if it has one.
 
         None if the call looks different, or if the addresses could change which kernels are compiled.
         """
-        if len(values) != len(self._order) + len(self._others):
+        if len(values) != self._count:
             return None
         for place, known in self._others:
             x = values[place]
             if x is not known and not _is_equal(x, known):
                 return None
+        seeds = []
+        if self._seed_place is not None:
+            seeds = [values[self._seed_place]]
+            if type(seeds[0]) is not int or not 0 <= seeds[0] < SEED_END:
+                return None
         tensors = [values[place] for place in self._tensors]
         if tuple(names) != self._names or (pointers := self._alike.pointers(tensors)) is None:
             return None
         if not self._schedules:
-            return tensors, pointers
+            return tensors, pointers + seeds
         given: list[Tensor] = []
         pointers = []
         for place in self._order:
@@ -138,4 +148,4 @@ class LastCall:
                 pointers += places
             else:
                 return None
-        return None if plain_places(pointers) is None else (given, pointers)
+        return None if plain_places(pointers) is None else (given, pointers + seeds)

@@ -23,7 +23,8 @@ class Plan(NamedTuple):
     """What a kind of call does on the device.
 
     Its pointers are numbered: first those of the given tensors, then those of the tensors that it allocates, then those
-    into a room, which is memory that only its launches use, at the byte `offsets`.
+    into a room, which is memory that only its launches use, at the byte `offsets`. A seed that each call gives has the
+    number after those of the given tensors.
 
     Attributes:
         make: makes a tensor of a shape, strides and dtype. allocations: the arguments for it, one tuple per tensor.
@@ -32,7 +33,8 @@ class Plan(NamedTuple):
         launches: for each kernel the function that runs it, the function that picks its first arguments from pointers,
             the stream and `constants`, and its other arguments.
         kernels: the compiled kernels. This reference keeps their machine code loaded.
-        takes_scratch: whether a launch asks Triton's allocator for memory.
+        takes_scratch: whether a launch asks Triton's allocator for memory. takes_seed: whether a seed follows the
+            pointers of the given tensors.
     """
 
     device: int
@@ -48,6 +50,7 @@ class Plan(NamedTuple):
     results: list[int]
     returns_tuple: bool
     takes_scratch: bool
+    takes_seed: bool
 
     def __call__(self, _given: Sequence[Tensor], pointers: list[int]) -> Any:
         device, make, allocations, zeroed, offsets, room, zeroes_room, launches, constants, _, results, *flags = self
@@ -63,7 +66,7 @@ class Plan(NamedTuple):
             base = work.data_ptr()
             pointers += [base + offset for offset in offsets]
         values = [*pointers, current_stream(device), *constants]
-        returns_tuple, takes_scratch = flags
+        returns_tuple, takes_scratch, _ = flags
         if takes_scratch:
             with giving_scratch():
                 for run, pick, others in launches:
@@ -81,7 +84,8 @@ class Step:
         apply: `apply` of the autograd function, which takes the step, pointers and tensors. forward: the plan.
         numbers: the arguments of the function whose calls this one replaces, with None for tensors. places: the places
             of the tensors among them.
-        count: how many of the tensors are not tables of a schedule, which come last.
+        count: how many of the tensors are not tables of a schedule, which come last. num_given: of all given tensors.
+        seed_place: the place of a seed, which each call gives anew, among the arguments of the function, or None.
         order: for each tensor its number among the given ones, and whether its axes 1 and 2 are swapped; None if the
             tensors are the given ones, unchanged.
     """
@@ -92,10 +96,12 @@ class Step:
         "apply",
         "count",
         "forward",
+        "num_given",
         "numbers",
         "order",
         "places",
         "returns_tuple",
+        "seed_place",
         "swaps_result",
     )
 
@@ -108,11 +114,13 @@ class Step:
         order: list[tuple[int, bool]],
         num_given: int,
         *,
+        seed_place: int | None = None,
         swaps_result: bool,
         returns_tuple: bool,
     ) -> None:
         self.apply, self.forward, self.numbers, self.places = apply, forward, numbers, places
         self.count, self.swaps_result, self.returns_tuple = len(places), swaps_result, returns_tuple
+        self.num_given, self.seed_place = num_given, seed_place
         as_given = [(number, False) for number in range(num_given)]
         self.order = None if order == as_given else order
         self._backward: tuple[Alike, Plan, Sequence[int] | None] | None = None
@@ -127,7 +135,11 @@ class Step:
         o, lse, *_ = self.apply(self, pointers, *given)
         return (o.transpose(1, 2) if self.swaps_result else o), lse
 
-    def gradients(self, given: Sequence[Tensor]) -> tuple[Tensor | None, ...] | None:
+    def seed_of(self, pointers: Sequence[int]) -> int | None:
+        """The seed of a call with these pointers."""
+        return None if self.seed_place is None else pointers[self.num_given]
+
+    def gradients(self, given: Sequence[Tensor], seed: int | None) -> tuple[Tensor | None, ...] | None:
         """What the backward returns, from the gradients of the results and the saved tensors, by the known plan.
 
         None if no plan is known for these tensors, or if it must not be used: the caller then computes the gradients.
@@ -138,6 +150,8 @@ class Step:
         pointers = like.pointers(given)
         if pointers is None:
             return None
+        if seed is not None:
+            pointers.append(seed)
         found = plan(given, pointers)
         if returned is None:
             return (None, None, *found)
@@ -153,7 +167,7 @@ class Step:
             return
         self._tries += 1
         plan = find()
-        if isinstance(plan, Plan):
+        if isinstance(plan, Plan) and plan.takes_seed == (self.seed_place is not None):
             try:
                 in_order = [*returned] == [*range(len(plan.results))]
                 self._backward = Alike(given, modes_of_backward), plan, None if in_order else returned

@@ -81,11 +81,13 @@ class Recording(TorchDispatchMode):
         return False
 
     def __init__(self, given: Sequence[Tensor], pointers: Sequence[int]) -> None:
+        """`pointers` are those of the given tensors, then the seed of the call if a replay gets another one."""
         super().__init__()
         self._is_whole = True
-        self._given, self._num_given = given, len(given)
+        self._given, self._num_given = given, len(pointers)
+        self._seed = pointers[len(given)] if len(pointers) > len(given) else None
         self._numbers: dict[int, int] = {}
-        for number, pointer in enumerate(pointers):
+        for number, pointer in enumerate(pointers[: len(given)]):
             self._numbers.setdefault(pointer, number)
         self._made: list[Tensor] = []  # Kept alive, so that no two have one pointer.
         self._zeroed: list[bool] = []
@@ -119,6 +121,10 @@ class Recording(TorchDispatchMode):
                 number = self._numbers.get(value.data_ptr())
                 self._is_whole &= number is not None
                 pointers.append((place, number or 0))
+                value = None
+            elif name == "seed" and self._seed is not None:
+                self._is_whole &= value == self._seed
+                pointers.append((place, len(self._given)))
                 value = None
             arguments.append(value)
         self._launches.append(_Launch(compiled, run, arguments, pointers, scratch))
@@ -174,6 +180,7 @@ class Recording(TorchDispatchMode):
             results=[sorted(apart).index(made) for made in looks],
             returns_tuple=isinstance(returned, tuple),
             takes_scratch=any(each.scratch == 0 < each.compiled.metadata.global_scratch_size for each in launches),
+            takes_seed=self._seed is not None,
         )
 
     def step(self, returned: Any) -> Step | None:
@@ -209,6 +216,11 @@ class Recording(TorchDispatchMode):
         swaps_result = _is_swapped(o, outputs[0])
         if swaps_result is None or any(x is not outputs[1] for x in others):
             return None
+        seed_place = None
+        if self._seed is not None:
+            seed_place = function.kernels().parameters.index("seed")
+            if args[seed_place] != self._seed:
+                return None
         return Step(
             bare_apply(function.again),
             forward,
@@ -216,6 +228,7 @@ class Recording(TorchDispatchMode):
             places,
             order + tables,
             len(self._given),
+            seed_place=seed_place,
             swaps_result=swaps_result,
             returns_tuple=isinstance(returned, tuple),
         )

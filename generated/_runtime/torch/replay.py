@@ -6,10 +6,11 @@ the values in its tensors. So the second call of a kind is recorded: which memor
 launches with which arguments. From the third call on, only that is done. A call that does anything else on the device,
 such as copying an input or waiting for a number, is never replayed. If gradients are wanted, the replay calls an
 autograd function. Its forward only allocates and launches, and so does its backward once that was recorded; the graph
-of autograd is the same as without replay.
+of autograd is the same as without replay. The seed of dropout, another one in each step, is no part of a call's kind:
+launches get the one of the call, which follows the pointers of its tensors.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import reduce, wraps
 from math import copysign
 from operator import or_
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..core.checks import SEED_END
 from ..core.options import CallOptions
 from ..core.schedules import Schedule
 from .last_call import LastCall
@@ -46,6 +48,7 @@ INTEGERS = (
 """Arguments of every op that are tensors of integers, or may be."""
 
 _SEEN, _NEVER = object(), object()  # States of a kind of call without a plan: seen once; never to be replayed.
+_SEED = object()  # Stands for any seed.
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -96,15 +99,19 @@ def replayed_op(*integers: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]
     return decorated
 
 
-def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callable[_P, _R]:
+def replayed(
+    function: Callable[_P, _R], integers: Sequence[str] = (), parameters: Sequence[str] = ()
+) -> Callable[_P, _R]:
     """Replay the calls of a function that returns tensors which its launches filled: one, or a tuple.
 
     Tensors among `integers` of another dtype than int32 are cast in each call, because the host cannot know whether a
-    CUDA graph or another kernel has changed their values. After the cast, the call is replayed.
+    CUDA graph or another kernel has changed their values. After the cast, the call is replayed. `parameters`: the names
+    of arguments that are given by position.
     """
     if not ENABLED:
         return function
     plans: dict[Hashable, Any] = {}
+    seed_place = parameters.index("seed") if "seed" in parameters else None
     before: Plan | Step | None = None
     last: LastCall | None = None
 
@@ -120,20 +127,24 @@ def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callab
                 active.recording.forwards.append(result)
             return result
         nonlocal before, last
+        if kwargs.get("dropout_p") is not None and type(kwargs.get("seed")) is not int:
+            kwargs["seed"] = _seed_of(args, kwargs)
         values = (*args, *kwargs.values())
         like = last
         if like is not None and (found := like.pointers(values, kwargs)) is not None and not launches_are_watched():
             return like.plan(*found)  # type: ignore[no-any-return]
         given: list[Tensor] = []
         pointers: list[int] = []
-        key = _kind_of(values, given, pointers, kwargs)
+        names: list[Any] = [*kwargs]
+        place = len(args) + names.index("seed") if "seed" in kwargs else seed_place
+        key = _kind_of(values, given, pointers, kwargs, place)
         if key is None or launches_are_watched():
             return function(*args, **kwargs)
         plan = plans.get(key)
         if isinstance(plan, (Plan, Step)):
             if plan is before:
                 # Only a kind that comes twice in a row is kept as the last call. Other calls are found by their keys.
-                last = _last_call(values, kwargs, plan)
+                last = _last_call(values, kwargs, plan, place if len(pointers) > len(given) else None)
             before = plan
             return plan(given, pointers)  # type: ignore[no-any-return]
         if plan is None and (others := [name for name in integers if _is_other_integer(kwargs.get(name))]):
@@ -161,27 +172,51 @@ def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callab
 
     def plan_of(values: Sequence[Any]) -> Any:
         """What is known of calls with such arguments: a plan, a step, or one of the other values of `plans`."""
-        key = _kind_of(values, [], [], ())
+        key = _kind_of(values, [], [], (), seed_place)
         return None if key is None else plans.get(key)
 
     call.__dict__["plan_of"] = plan_of
     return call
 
 
-def _last_call(values: Sequence[Any], names: Iterable[str], plan: Plan | Step) -> LastCall | None:
+def _last_call(
+    values: Sequence[Any], names: Iterable[str], plan: Plan | Step, seed_place: int | None
+) -> LastCall | None:
     """The call in a form to compare the next one with, which has the same plan if it looks the same."""
     try:
-        return LastCall(values, names, plan)
+        return LastCall(values, names, plan, seed_place)
     except (AttributeError, TypeError, RuntimeError):
         return None
 
 
+def _seed_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The seed of a call of an op as a number: one in a tensor on the CPU, or a drawn one. Any other is returned as it
+    is: the op draws one, or refuses it."""
+    seed, dropout_p = kwargs.get("seed"), kwargs["dropout_p"]
+    if type(seed) is Tensor and seed.dim() == 0 and seed.device.type == "cpu" and seed.dtype == torch.int64:
+        return seed.item()
+    may_draw = seed is None and type(dropout_p) is float and 0 < dropout_p < 1
+    if may_draw and args and type(args[0]) in _PLAIN and _is_current(args[0]):
+        return drawn_seed().item()
+    return seed
+
+
+def drawn_seed() -> Tensor:
+    """A seed `[]` from torch's default CPU generator, which `torch.manual_seed` repeats."""
+    return torch.randint(SEED_END - 1, (), device="cpu")
+
+
 def _kind_of(
-    values: Sequence[Any], given: list[Tensor], pointers: list[int], names: Iterable[str]
+    values: Sequence[Any],
+    given: list[Tensor],
+    pointers: list[int],
+    names: Iterable[str],
+    seed_place: int | None,
 ) -> tuple[Any, ...] | None:
     """All that decides what a call does; None if it must not be replayed.
 
-    The tensors of the call and their pointers are appended to `given` and `pointers`.
+    The tensors of the call and their pointers are appended to `given` and `pointers`, and at last to the pointers the
+    number at `seed_place`, if there is one and it is a seed.
     """
     if not values or type(values[0]) not in _PLAIN or not _is_current(values[0]) or forward_ad._current_level >= 0:
         return None
@@ -190,6 +225,11 @@ def _kind_of(
     kind: list[Any] = [*names, autocast_dtype, torch.are_deterministic_algorithms_enabled()]
     pending = list(values)
     low_bits = 0
+    seed = None if seed_place is None else values[seed_place]
+    if type(seed) is int and 0 <= seed < SEED_END:
+        pending[seed_place] = _SEED  # type: ignore[index]
+    else:
+        seed = None
     try:
         for x in pending:
             of = type(x)
@@ -209,6 +249,8 @@ def _kind_of(
                 kind += (of, x)
             elif of is CallOptions:
                 kind += (of, x.key)
+            elif x is _SEED:
+                kind.append(of)
             elif of is list:
                 kind += (of, len(x))
                 pending += x
@@ -231,6 +273,8 @@ def _kind_of(
     if len(set(pointers)) < len(pointers):
         # A recording knows tensors by their pointers alone, so the key says which arguments have the same one.
         kind += [pointers.index(pointer) for pointer in pointers]
+    if seed is not None:
+        pointers.append(seed)
     return tuple(kind)
 
 

@@ -33,7 +33,7 @@ def _plainly(x: Any) -> Any:
 
 @pytest.fixture
 def launches(request: pytest.FixtureRequest) -> Iterator[list[list[Any]]]:
-    """The launches of `causal` and `document`: grid, stream, function, metadata, and the arguments of the kernel."""
+    """The launches of some variants: grid, stream, function, metadata, and the arguments of the kernel."""
     noted: list[list[Any]] = []
     is_known = getattr(request, "param", "known") == "known"
     if is_known and launching._KNOWN_LAUNCHER is None:
@@ -55,7 +55,7 @@ def launches(request: pytest.FixtureRequest) -> Iterator[list[list[Any]]]:
         def patch(where: Any, name: str, value: Any) -> None:
             patches.enter_context(mock.patch.object(where, name, value))
 
-        for variant in ("causal", "document"):
+        for variant in ("causal", "document", "causal_dropout"):
             patch(importlib.import_module(f"generated.{variant}.torch_op"), "runs_reference", lambda _q: False)
         patch(importlib.import_module("generated._runtime.torch.devices"), "arch_of", lambda _x: ARCH)
         patch(driver, "_active", AbsentGPU(ARCH))
@@ -67,7 +67,7 @@ def launches(request: pytest.FixtureRequest) -> Iterator[list[list[Any]]]:
 
 
 @pytest.mark.parametrize(("launches", "seq"), [("known", 200), ("any", 201)], indirect=["launches"])
-@pytest.mark.parametrize(("variant", "count"), [("causal", 1), ("document", 3)])
+@pytest.mark.parametrize(("variant", "count"), [("causal", 1), ("document", 3), ("causal_dropout", 1)])
 def test_launchers_get_what_triton_gives_them(variant: str, count: int, seq: int, launches: list[list[Any]]) -> None:
     shape = Shape(batch=2, heads=2, kv_heads=1, seq=seq, dim=80)
     inputs = draw_inputs(load_manifest()[variant], shape, dtype=torch.bfloat16, device="cpu")
