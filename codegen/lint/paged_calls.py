@@ -32,7 +32,7 @@ def run_paged_call(variant: Variant, job: PagedJob, package: str) -> None:
         values_in_keys=job.value_dim is not None,
     )
     call = draw_paged_call(variant, shape, job.dtype, "cpu", cache_dtype=FP8 if job.small else "")
-    # One for both, as values in keys need.
+    # Keys and values have one scale: in latent attention values are inside keys.
     scales = dict.fromkeys(("k_scale", "v_scale"), torch.ones(call.k.shape[:3])) if job.small else {}
     paging = importlib.import_module(f"{package}.paging")
     paging.append(*new_tokens(shape, job.dtype), call.k, call.v, torch.zeros(BATCH, dtype=torch.int32), **scales)

@@ -206,7 +206,7 @@ def _write(out: Path, fresh: Mapping[str, str], force: bool, remedy: str) -> Sum
     _refuse_links(out, {*fresh, *(recorded or {})})
     differences = _differences(out, fresh, recorded or {})
     if not force:
-        _refuse_another(out, fresh)
+        _refuse_another(out, _source(_read(out / MANIFEST)), _source(fresh[MANIFEST]))
         _refuse_losses(out, differences, recorded or {}, remedy)
     changed = {d.path for d in differences}
     removed = tuple(sorted(changed - fresh.keys()))
@@ -232,15 +232,16 @@ def _refuse_links(out: Path, paths: Iterable[str]) -> None:
         )
 
 
-def _refuse_another(out: Path, fresh: Mapping[str, str]) -> None:
+def _source(manifest: bytes | str | None) -> str:
+    """What a manifest says that its files were made of; "" if there is none, or if it does not say."""
+    try:
+        return str(json.loads(manifest or "{}").get("source", ""))
+    except ValueError:
+        return ""
+
+
+def _refuse_another(out: Path, old: str, new: str) -> None:
     """Raise if the folder was made of something else, such as another spec: all of it would be replaced."""
-    sources = []
-    for text in (_read(out / MANIFEST), fresh[MANIFEST]):
-        try:
-            sources.append(str(json.loads(text or "{}").get("source", "")))
-        except ValueError:
-            return
-    old, new = sources
     if old and new and old != new:
         raise CodegenError(
             f"{out}: nothing was written, because the folder was made of {old}, and {new} would replace it: give --out "

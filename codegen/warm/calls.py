@@ -210,7 +210,7 @@ def _run_paged(call: WarmCall, package: str, variant: Variant) -> None:
         drawn = draw_paged_call(variant, shape, call.dtype, "cpu", cache_dtype=call.cache)
         if call.layout is Layout.BSHD:
             drawn = replace(drawn, q=drawn.q.transpose(1, 2).contiguous().transpose(1, 2))
-        # One for both, as values in keys need.
+        # Keys and values have one scale: in latent attention values are inside keys.
         scales = dict.fromkeys(("k_scale", "v_scale"), _scale(call.scales, drawn.k)) if call.cache else {}
         slots = torch.zeros(call.batch, dtype=torch.int32)
         paging.append(*new_tokens(shape, call.dtype), drawn.k, drawn.v, slots, **scales)

@@ -28,6 +28,7 @@ from ..core.paged_calls import (
     most_queries,
     own_shape,
     paged_schedule,
+    pages_of_keys,
     plan_tables,
 )
 from ..core.paged_tiles import checked_paged_config
@@ -319,12 +320,9 @@ def _are_checked(arguments: CacheArguments) -> bool:
 def _beyond(arguments: CacheArguments) -> list[list[int]]:
     """For each sequence its pages that the cache does not have."""
     given, made = arguments.operands, arguments.cache_call
-    lengths, size = given["kv_lengths"].tolist(), made.page_size
-    tables = given["page_table"].tolist()
-    if "page_starts" in given:
-        tables = [tables[start:] for start in given["page_starts"].tolist()[:-1]]
-    used = [row[: -(-length // size)] for row, length in zip(tables, lengths, strict=True)]
-    return [sorted({page for page in row if not 0 <= page < made.k.shape[0]}) for row in used]
+    starts = given["page_starts"].tolist() if "page_starts" in given else None
+    used = pages_of_keys(given["page_table"].tolist(), starts, given["kv_lengths"].tolist(), made.page_size)
+    return [sorted({page for page in pages if not 0 <= page < made.k.shape[0]}) for pages in used]
 
 
 def _check_pages(kernels: PagedKernels, arguments: CacheArguments, lse: jax.Array) -> None:

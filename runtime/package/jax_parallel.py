@@ -49,9 +49,9 @@ class Layout(shards.Layout):
     def shard(self, x: jax.Array, dim: int = 0) -> jax.Array:
         """A whole array with its rows along `dim` in the order of the devices, padded with 0, to be cut evenly."""
         axis = shards.axis_of(x, dim, self.seq, "shard")
-        widths = [(0, self.padded - self.seq) if i == axis else (0, 0) for i in range(x.ndim)]
         if self._keeps_rows:
             return jnp.asarray(x)
+        widths = [(0, self.padded - self.seq) if i == axis else (0, 0) for i in range(x.ndim)]
         return taken(jnp.pad(evenly(jnp.asarray(x), axis, self.padded), widths), self.order, axis)
 
     def unshard(self, x: jax.Array, dim: int = 0) -> jax.Array:

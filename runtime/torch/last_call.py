@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..core.checks import SEED_END
+from ..core.checks import is_seed
 from ..core.options import CallOptions
 from ..core.schedules import Schedule
 
@@ -126,7 +126,7 @@ class LastCall:
         seeds = []
         if self._seed_place is not None:
             seeds = [values[self._seed_place]]
-            if type(seeds[0]) is not int or not 0 <= seeds[0] < SEED_END:
+            if not is_seed(seeds[0]):
                 return None
         tensors = [values[place] for place in self._tensors]
         if tuple(names) != self._names or (pointers := self._alike.pointers(tensors)) is None:

@@ -59,6 +59,16 @@ def register_when_read(package: str, variants: Sequence[str]) -> None:
     namespace.__class__ = LazyOperators
 
 
+def register_writer(module: str, name: str, write: Callable[..., None], changed: Sequence[str]) -> Callable[..., None]:
+    """Register `write`, a function of a module of `torch` that changes the `changed` tensors in place and returns
+    nothing, as an operator of the package. Returns a function that calls it."""
+    from torch.library import custom_op
+
+    registered = custom_op(f"{namespace_of(module.rsplit('.', 3)[0])}::{name}", write, mutates_args=changed)
+    registered.register_fake(lambda *_: None)
+    return registered
+
+
 def register_operator(
     name: str,
     launch: Callable[..., Any],

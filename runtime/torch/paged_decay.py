@@ -29,7 +29,7 @@ from ..core.settings import INTERPRET, require_triton
 from . import backend
 from .dispatch import launches_directly, values_are_checked
 from .dtypes import as_integers, is_integer
-from .operators import namespace_of
+from .operators import register_writer
 from .paged import Gathered
 from .sequences import begins_of
 from .strides import check_apart
@@ -81,36 +81,14 @@ def append_decay(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Continue the running sums of sequences, in place. The caller has checked that g and the caches are tensors."""
-    needed, others = {"page_table": page_table, "kv_lengths": kv_lengths}, (page_starts, cu_seqlens)
-    given = needed | {name: x for name, x in zip(("page_starts", "cu_seqlens"), others, strict=True) if x is not None}
-    for name, tensor in given.items():
-        _check_tensor(name, tensor, g.device)
-    if launches_directly(g):
-        _append(g, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
-    else:
-        _append_operator(g, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
+    needed = {"page_table": page_table, "kv_lengths": kv_lengths}
+    others = {"page_starts": page_starts, "cu_seqlens": cu_seqlens}
+    for name, x in {**needed, **others}.items():
+        if not isinstance(x, Tensor) and (x is not None or name in needed):
+            fail(APPEND, name, f"an integer tensor on {g.device}", type(x).__name__)
+    write = _append if launches_directly(g) else _append_operator
+    write(g, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
     return g_cache, g_base
-
-
-@torch.library.custom_op(
-    f"{namespace_of(__name__.rsplit('.', 3)[0])}::append_decay", mutates_args=("g_cache", "g_base")
-)
-def _append_operator(
-    g: Tensor,
-    g_cache: Tensor,
-    g_base: Tensor,
-    page_table: Tensor,
-    kv_lengths: Tensor,
-    page_starts: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> None:
-    """What torch.compile sees of `append_decay`."""
-    _append(g, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
-
-
-@_append_operator.register_fake
-def _(*_: Any) -> None:
-    """Nothing is returned."""
 
 
 def _append(
@@ -159,9 +137,7 @@ def _append(
     launch_sums(backend, append_sums, rows, g_cache, g_base, page_table, page_starts, kv_lengths, cu_seqlens, new_rows)
 
 
-def _check_tensor(name: str, x: Any, device: torch.device) -> None:
-    if not isinstance(x, Tensor):
-        fail(APPEND, name, f"an integer tensor on {device}", type(x).__name__)
+_append_operator = register_writer(__name__, APPEND, _append, ("g_cache", "g_base"))
 
 
 def _int32(x: Tensor, name: str, rank: int, device: torch.device) -> Tensor:

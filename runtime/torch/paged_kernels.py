@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.options import PAGED_PASSES, Asked
 from ..core.paged import WHOLE_ROW, CacheCall
-from ..core.paged_calls import check_tables
+from ..core.paged_calls import check_tables, pages_of_keys
 from ..core.paged_decay import BASE, LOCAL
 from ..core.row_classes import BALANCED, Splits
 from ..core.schedules import Schedule
@@ -80,8 +80,8 @@ class PagedKernels:
         own: Mapping[str, Own] | None = None,
         bounds: Sequence[str] = (),
     ) -> None:
-        """`modules` is the package of the kernels, whose `launch` is imported by the first call; `reference` is the
-        plain reference of packed calls."""
+        """`modules` is the package of the kernels, whose `launch` is imported by the first call; `reference` and
+        `dense_reference` are the plain references of packed and of dense calls."""
         self.op, self.modules, self.reference, self.dense_reference = op, modules, reference, dense_reference
         self.own, self.bounds = dict(own or {}), tuple(bounds)
         types = {name: kind if isinstance(kind, type) else Tensor for name, kind in self.own.items()}
@@ -141,11 +141,9 @@ class PagedKernels:
         if table is None or lengths is None or not values_are_checked(table):
             return
         # `tolist` calls no operator of torch. A call that does, in order to read values, is not recorded for replay.
-        rows = table.tolist()
-        if call.page_starts is not None:
-            rows = [rows[start:] for start in call.page_starts.tolist()[:-1]]
-        counts = [-(-length // call.page_size) for length in lengths.tolist()]
-        if any(page >= len(call.k) for row, count in zip(rows, counts, strict=True) for page in row[: max(count, 0)]):
+        starts = None if call.page_starts is None else call.page_starts.tolist()
+        used = pages_of_keys(table.tolist(), starts, lengths.tolist(), call.page_size)
+        if any(page >= len(call.k) for pages in used for page in pages):
             self._reference(call, own)
 
     def _dense_reference(self, call: CacheCall, own: Sequence[Any]) -> tuple[Tensor, Tensor]:

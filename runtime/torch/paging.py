@@ -12,7 +12,7 @@ from .devices import interprets
 from .dispatch import launches_directly, runs_reference, values_are_checked
 from .dtypes import as_integers
 from .launching import launch
-from .operators import namespace_of
+from .operators import register_writer
 from .strides import begin_alike, check_apart
 
 _OP = "append"
@@ -25,11 +25,10 @@ def append(
     given = (("k_scale", k_scale, k_cache), ("v_scale", v_scale, v_cache))
     scales = [None if cache is None else _scale(name, scale, cache) for name, scale, cache in given]
     if v_cache is not None and k_scale is not None and not isinstance(k_scale, Tensor) and k_scale == v_scale:
+        # Values inside keys need the scale of the keys, not an equal one: no call compares tensors on a GPU.
         scales[1] = scales[0]
-    if launches_directly(k):
-        _append(k, v, k_cache, v_cache, slots, *scales)
-    else:
-        _append_operator(k, v, k_cache, v_cache, slots, *scales)
+    write = _append if launches_directly(k) else _append_operator
+    write(k, v, k_cache, v_cache, slots, *scales)
     return k_cache, v_cache, *(scale for scale in scales if scale is not None and scale.dim() == 3)
 
 
@@ -69,25 +68,7 @@ def _append(
             _launch(x, cache, slots, scale)
 
 
-@torch.library.custom_op(
-    f"{namespace_of(__name__.rsplit('.', 3)[0])}::append", mutates_args=("k_cache", "v_cache", "k_scale", "v_scale")
-)
-def _append_operator(
-    k: Tensor,
-    v: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor | None,
-    slots: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-) -> None:
-    """What torch.compile sees of `append`."""
-    _append(k, v, k_cache, v_cache, slots, k_scale, v_scale)
-
-
-@_append_operator.register_fake
-def _(*_: Any) -> None:
-    """Nothing is returned."""
+_append_operator = register_writer(__name__, _OP, _append, ("k_cache", "v_cache", "k_scale", "v_scale"))
 
 
 def _read_first(x: Tensor, memory: set[int]) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..core.checks import SEED_END
+from ..core.checks import SEED_END, is_seed
 from ..core.options import CallOptions
 from ..core.schedules import Schedule
 from .last_call import LastCall
@@ -134,8 +134,10 @@ def replayed(
             return like.plan(*found)  # type: ignore[no-any-return]
         given: list[Tensor] = []
         pointers: list[int] = []
-        names: list[Any] = [*kwargs]
-        place = len(args) + names.index("seed") if "seed" in kwargs else seed_place
+        place = seed_place
+        if "seed" in kwargs:
+            names: list[Any] = [*kwargs]
+            place = len(args) + names.index("seed")
         key = _kind_of(values, given, pointers, kwargs, place)
         if key is None or launches_are_watched():
             return function(*args, **kwargs)
@@ -224,11 +226,10 @@ def _kind_of(
     kind: list[Any] = [*names, autocast_dtype, torch.are_deterministic_algorithms_enabled()]
     pending = list(values)
     low_bits = 0
-    seed = None if seed_place is None else values[seed_place]
-    if type(seed) is int and 0 <= seed < SEED_END:
-        pending[seed_place] = _SEED  # type: ignore[index]
-    else:
-        seed = None
+    seeds = []
+    if seed_place is not None and is_seed(values[seed_place]):
+        seeds = [values[seed_place]]
+        pending[seed_place] = _SEED
     try:
         for x in pending:
             of = type(x)
@@ -272,8 +273,7 @@ def _kind_of(
     if len(set(pointers)) < len(pointers):
         # A recording knows tensors by their pointers alone, so the key says which arguments have the same one.
         kind += [pointers.index(pointer) for pointer in pointers]
-    if seed is not None:
-        pointers.append(seed)
+    pointers += seeds
     return tuple(kind)
 
 

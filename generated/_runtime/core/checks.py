@@ -291,6 +291,11 @@ def check_unscheduled(op: str, schedule: object) -> None:
         fail(op, "schedule", "None beside prune: which blocks are visited follows from q, k and g", "a schedule")
 
 
+def is_seed(x: object) -> bool:
+    """Whether a value is a number that may seed dropout."""
+    return type(x) is int and 0 <= x < SEED_END
+
+
 def check_seed(op: str, seed: object) -> int:
     """The seed of dropout, checked. It has 63 of the generator's 64 bits, because operators carry signed integers."""
     seed = host_number(op, "seed", seed)

@@ -158,6 +158,14 @@ def check_lengths(
             fail(op, "kv_lengths", f"lengths from 0 to {holder} {own} keys", f"{length} at {number}")
 
 
+def pages_of_keys(
+    table: Sequence[Any], starts: Sequence[int] | None, lengths: Sequence[int], page_size: int
+) -> list[list[int]]:
+    """For each sequence the entries of the table for its keys. `table` is flat where `starts` are given."""
+    rows = table if starts is None else [table[start:] for start in starts[:-1]]
+    return [row[: max(-(-length // page_size), 0)] for row, length in zip(rows, lengths, strict=True)]
+
+
 def fail_pages(op: str, num_pages: int, pages: Sequence[int], number: int) -> NoReturn:
     """Raise the error of pages beyond the cache, of the sequence of this number, on which a query sees keys."""
     expected = f"pages from 0 to {num_pages - 1} for all keys that a query sees"

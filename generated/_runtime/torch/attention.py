@@ -279,7 +279,7 @@ def _in_memory(given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a launch, as kernels read them. Those of an element of a `vmap` may be views of any strides."""
     found = {name: in_memory(x) for name, x in given.items()}
     for name, x in found.items():
-        if (name in _DENSE and x is not None) or (name in _DENSE_ROWS and x is not None and x.stride(-1) != 1):
+        if x is not None and (name in _DENSE or (name in _DENSE_ROWS and x.stride(-1) != 1)):
             found[name] = x.contiguous()
     return found
 

@@ -207,5 +207,6 @@ def _exchanges_of(mesh: Any) -> Exchanges | None:
 
 
 def _check_is_in(mesh: Any) -> None:
+    """Refuse a mesh of other ranks than this one."""
     if mesh.get_coordinate() is None:
         fail("plan", "mesh", "a mesh that this rank is in", f"one of the ranks {mesh.mesh.tolist()}")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.checks import PACKED, SEED_END, check_flag, fail
+from ...core.checks import PACKED, check_flag, fail, is_seed
 from ...core.parallel.calls import TOKENS, check_call, form_of, local_axes, row_axis
 from ...core.parallel.shards import Layout
 from ...core.parallel.work import VariantWork, work_of
@@ -299,12 +299,10 @@ def call_of(
 
 def _looks(given: Mapping[str, Any]) -> Any:
     """What the checks of a call read of its arguments: no values of tensors, and of a seed only whether it is one."""
-    seed = _seed_of(given)
-    is_seed = seed is not None and 0 <= seed < SEED_END
     return tuple(
         (name, x.shape, x.dtype, x.device, x.requires_grad)
         if isinstance(x, Tensor)
-        else (name, int if name == "seed" and is_seed else (type(x), repr(x)))
+        else (name, int if name == "seed" and is_seed(x) else (type(x), repr(x)))
         for name, x in given.items()
     )
 
@@ -323,6 +321,7 @@ def _seed_of(given: Mapping[str, Any]) -> int | None:
 
 
 def _keep_the_last(found: dict[Any, Any]) -> None:
+    """Forget the kind that was used least recently if there are too many; the last one is at the end."""
     if len(found) > MOST_KINDS:
         del found[next(iter(found))]
 

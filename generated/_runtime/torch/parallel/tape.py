@@ -48,8 +48,10 @@ Registers = list[Any]
 
 
 class Number(int):
-    """A number that each call gives anew: a tape reads it from a register. Steps may take it, but not compute with it:
-    what they compute is an `int`, a constant of the tape."""
+    """A number that each call gives anew, such as a seed: a tape reads it from a register.
+
+    A call may pass it on, but not compute with it: the result would be an `int`, which a tape keeps as a constant.
+    """
 
 
 class Step(NamedTuple):
