@@ -75,6 +75,11 @@ def append(
     # In torch these are views. In JAX they are only shapes, because transposing an array would copy it.
     keys, values = _in_order(k_cache, page_layout), None if v_cache is None else _in_order(v_cache, page_layout)
     _check_new(k, v, keys, values, slots)
+    for name, x, scale in (("k", k, k_scale), ("v", v, v_scale)):
+        if x is not None and x.dtype.itemsize == 1 and getattr(scale, "ndim", 0) == 3:
+            # What one cache holds in units of its scales, moved within it: dividing by new scales would change it.
+            expected = f"None beside {name} of 8-bit numbers, whose scales you move yourself"
+            fail("append", f"{name}_scale", expected, f"an array {list(scale.shape)}")
     if _framework(k) == "torch":
         from ._runtime.torch.paging import append as torch_append
 
@@ -304,24 +309,24 @@ class Pool:
         if check_int("Pool.truncate", "length", length, 0) > have:
             fail("Pool.truncate", "length", f"at most {have}, the tokens of {sequence!r}", length)
         kept = -(-length // self.page_size)
-        last, copies = pages[kept - 1 : kept], []
-        if length % self.page_size and self._users[last[0]] > 1:
-            copies = list(zip(last, self._taken("truncate", sequence, 1), strict=True))
-            self._users[last[0]] -= 1
-        self._release(pages[kept:])
-        self._pages[sequence] = [*pages[: kept - len(copies)], *(to for _, to in copies)]
-        self._lengths[sequence] = length
-        return copies
+        is_shared = length % self.page_size > 0 and self._users[pages[kept - 1]] > 1
+        own = self._taken("truncate", sequence, int(is_shared), pages[kept:])
+        shared = pages[kept - len(own) : kept]
+        self._release(shared)
+        self._pages[sequence], self._lengths[sequence] = [*pages[: kept - len(own)], *own], length
+        return list(zip(shared, own, strict=True))
 
     def free(self, sequence: Hashable) -> None:
         """Return the pages of a sequence that no other one shares. Raises KeyError if no sequence has that name."""
         self._release(self._pages.pop(sequence))
         del self._lengths[sequence]
 
-    def _taken(self, function: str, sequence: Hashable, wanted: int) -> list[int]:
-        """Free pages, which have one user from now on."""
-        if wanted > len(self._free):
-            raise MemoryError(f"Pool.{function}: {wanted} pages wanted for {sequence!r}, {len(self._free)} are free")
+    def _taken(self, function: str, sequence: Hashable, wanted: int, released: Sequence[int] = ()) -> list[int]:
+        """Free pages, which have one user from now on, among them those that a sequence has just released."""
+        free = len(self._free) + sum(self._users[page] == 1 for page in released)
+        if wanted > free:
+            raise MemoryError(f"Pool.{function}: {wanted} pages wanted for {sequence!r}, {free} are free")
+        self._release(released)
         pages = [self._free.pop() for _ in range(wanted)]
         self._users |= dict.fromkeys(pages, 1)
         return pages

@@ -329,7 +329,12 @@ def terms(mask: Expr) -> list[tuple[Expr, ...]] | None:
     found = _disjuncts(mask)
     if found is None:
         return None
-    unique = dict.fromkeys(tuple(dict.fromkeys(term)) for term in found if not _contradicts(term))
+    return weakest(tuple(dict.fromkeys(term)) for term in found if not _contradicts(term))
+
+
+def weakest(found: Iterable[tuple[Expr, ...]]) -> list[tuple[Expr, ...]]:
+    """The terms without those that imply another one."""
+    unique = dict.fromkeys(found)
     return [t for t in unique if not any(o != t and set(o) <= set(t) for o in unique)]
 
 

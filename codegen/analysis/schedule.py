@@ -8,11 +8,12 @@ block that cannot be decided is partial, which costs time and never exactness. R
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
-from codegen.analysis.affine import Form, forms, summands, terms, within_bits
+from codegen.analysis.affine import Form, forms, summands, terms, weakest, within_bits
 from codegen.analysis.intervals import Decision, decide
 from codegen.ir import expr
 from codegen.ir.expr import FALSE, TRUE, Expr, Level, Op, Var, const, int_var
@@ -106,6 +107,25 @@ def keeps_nothing(mask: Expr) -> bool:
     True
     """
     return mask == FALSE or _nothing_kept(decide(mask), terms(mask))
+
+
+def bounds_of_keys(mask: Expr, usable: Callable[[Expr], bool]) -> Union:
+    """Ranges of keys outside of which a mask keeps none, if it has no exact ones; no block in them counts as full.
+
+    They follow from the atoms that have closed-form bounds and are `usable`; the others may keep any key. More than two
+    ranges become one, from the first key to the last.
+    """
+    found = terms(mask)
+    if found is None:
+        return Union(main=Range(has_full=False))
+    known = weakest(tuple(atom for atom in term if _closed(atom) and usable(atom)) for term in found)
+    ranges = _union(known, keys=True) or Union(main=_hull(known))
+    main, other = (None if r is None else replace(r, **_NO_FULL) for r in (ranges.main, ranges.other))
+    assert main is not None
+    return replace(ranges, main=main, other=other)
+
+
+_NO_FULL: dict[str, Any] = {"full_first": None, "full_end": None, "has_full": False}
 
 
 def _nothing_kept(decision: Decision, found: Sequence[tuple[Expr, ...]] | None) -> bool:
@@ -334,6 +354,16 @@ def _extreme(bounds: Sequence[Expr], *, largest: bool, other: Expr | None = None
     for bound in reversed(kept):
         result = bound if result is None else pick(bound, result)
     return const(0) if result is None else result
+
+
+def _hull(found: Sequence[tuple[Expr, ...]]) -> Range:
+    """One range of keys, from the first that some term keeps to the last."""
+    axis = _Axis.of(keys=True)
+    pieces = [axis.piece(term) for term in found]
+    firsts = [expr.where(piece.condition, piece.first, axis.length) for piece in pieces]
+    ends = [expr.where(piece.condition, piece.end, const(0)) for piece in pieces]
+    first, end = _extreme(firsts, largest=False), _extreme(ends, largest=True)
+    return Range(first=None if expr.is_const(first, 0) else first, end=None if end == axis.length else end)
 
 
 def _merged(pieces: Sequence[_Piece], length: Expr) -> list[_Piece]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 25f389e010ab00f5
+# hash: b4ba3effa7f28aa1
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -514,7 +514,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "03fcc49c05222088",
         },
         "paged": {
-            "fwd": "cbdc8bb396d68177",
+            "fwd": "a784a5cd867b4f48",
             "plan": "9526f039741c8f48",
             "merge": "130df753c5fd23f3",
         },
@@ -562,7 +562,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "78140dd6351c42c7",
         },
         "paged": {
-            "fwd": "0698224ae4304c2b",
+            "fwd": "b8a533eadf197355",
             "plan": "5fe8d7a16d7a2f74",
             "merge": "130df753c5fd23f3",
         },
@@ -642,7 +642,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "4a79b8efc2d1a1bc",
         },
         "paged": {
-            "fwd": "0265d1321ef31f74",
+            "fwd": "e6245b731781e38b",
             "plan": "edf4100275b96093",
             "merge": "130df753c5fd23f3",
         },
@@ -685,7 +685,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "6297d0a82b7613a6",
+            "fwd": "92a53a11548d4332",
             "plan": "12a25e94b9e65dcd",
             "merge": "130df753c5fd23f3",
         },
@@ -728,8 +728,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "619d927dc75bf1c4",
-            "plan": "c73c6c4b0f794a48",
+            "fwd": "8c655ec6c30347bf",
+            "plan": "a8c41dfd9c224623",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -771,7 +771,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "c07cda45a1d35212",
+            "fwd": "4d92d42e0ed5ff15",
             "plan": "16d1ce1be4957019",
             "merge": "130df753c5fd23f3",
         },
@@ -814,7 +814,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "fdb85b001fd4207c",
+            "fwd": "0d677bcb1a2333f1",
             "plan": "b07df6dff1fb14e7",
             "merge": "130df753c5fd23f3",
         },
@@ -857,7 +857,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "3683e823ab2d456b",
+            "fwd": "bfac47d135d376c3",
             "plan": "e867fe65c1800ab2",
             "merge": "130df753c5fd23f3",
         },
@@ -899,7 +899,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "4f59a473ad10edc3",
         },
         "paged": {
-            "fwd": "2544a7f2cdb182b6",
+            "fwd": "d3fc559e2917d84e",
             "plan": "1530666bc1daf983",
             "merge": "130df753c5fd23f3",
         },
@@ -941,7 +941,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "537b04123079de88",
         },
         "paged": {
-            "fwd": "ad344e723f918413",
+            "fwd": "5b439b4c5d56ce83",
             "plan": "ca7a7b9b7a7cd2c7",
             "merge": "130df753c5fd23f3",
         },
@@ -980,7 +980,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd_wide": "bac96096f7da0654",
         },
         "paged": {
-            "fwd": "af2f71d68fac4cfc",
+            "fwd": "2ec36f86b5bd4ebb",
             "plan": "9e728a2e9cb7ed98",
             "merge": "130df753c5fd23f3",
         },
@@ -1019,7 +1019,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd_wide": "b48c7c4bc6a02b5c",
         },
         "paged": {
-            "fwd": "26997412d8af1f15",
+            "fwd": "c22a085b60839cfa",
             "plan": "7819daab8d750228",
             "merge": "130df753c5fd23f3",
         },
@@ -1056,7 +1056,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "67554e5762ffd814",
         },
         "paged": {
-            "fwd": "1c38404d3562adff",
+            "fwd": "4f75bc65ad187301",
             "plan": "33466b22541e18cd",
             "merge": "130df753c5fd23f3",
         },
@@ -1093,7 +1093,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ee46c1f8857f0fe",
         },
         "paged": {
-            "fwd": "ff344223653332eb",
+            "fwd": "67ac54446ebc611e",
             "plan": "f3eea1fa17ece8b5",
             "merge": "130df753c5fd23f3",
         },
@@ -1138,7 +1138,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd_wide": "f03f610fca1c567e",
         },
         "paged": {
-            "fwd": "242c435f3f0c561e",
+            "fwd": "d34a60836a8088a4",
             "plan": "02062b0507ef2d86",
             "merge": "130df753c5fd23f3",
         },
@@ -1181,7 +1181,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "2126080442065316",
+            "fwd": "63e7392e0988d026",
             "plan": "88290ee29da0f9b7",
             "merge": "130df753c5fd23f3",
         },
@@ -1229,7 +1229,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "a20513a1821863d2",
         },
         "paged": {
-            "fwd": "bf4c8fa1000ed2f7",
+            "fwd": "6a54a920f4d9021b",
             "plan": "61cb1b5200b8d85a",
             "merge": "130df753c5fd23f3",
         },
@@ -1271,7 +1271,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "aeb21e5390ed377d",
         },
         "paged": {
-            "fwd": "0b641140e03b4155",
+            "fwd": "cd9c5e9013c240e2",
             "plan": "15ead198868a5afc",
             "merge": "130df753c5fd23f3",
         },
@@ -1316,7 +1316,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd_wide": "5e967e6f3fc0a481",
         },
         "paged": {
-            "fwd": "c212d265b29ca52e",
+            "fwd": "63568faafc7de114",
             "plan": "78decfcdb9b1ccbc",
             "merge": "130df753c5fd23f3",
         },
@@ -1353,7 +1353,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "31022494571d5542",
+            "fwd": "a3efa9e9e987a0fb",
             "plan": "c8ee26d6c50fc8e9",
             "merge": "130df753c5fd23f3",
         },
@@ -1396,7 +1396,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "5846a4525a54628b",
+            "fwd": "8c21b0fa3cb6cbec",
             "plan": "9e89f425770b9bcb",
             "merge": "130df753c5fd23f3",
         },
@@ -1439,7 +1439,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "2a64e36522b47d38",
+            "fwd": "7c6b4645b1a14c2f",
             "plan": "fc166eab0936c3cf",
             "merge": "130df753c5fd23f3",
         },

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/jax_op.py.jinja
-# hash: c7b2834ba4aecc6c
+# hash: cdb6a15e66510bc5
 """`band_mask` for JAX. A band, and a boolean per batch row, head and pair from the call (`mask` of
 jax.nn.dot_product_attention, JAX)."""
 
@@ -218,8 +218,8 @@ def _plan(
     return plan_of(PAGED, cached)
 
 
-@keywords(keep="own_keep")
 @scheduled(_schedule, plan=_plan)
+@keywords(keep="own_keep")
 def band_mask(
     q: Array,
     k: Array,

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/torch_op.py.jinja
-# hash: 0b0bb0d7a98cf32b
+# hash: 37bc6658d072becc
 """`band_mask` for PyTorch. A band, and a boolean per batch row, head and pair from the call (`mask` of
 jax.nn.dot_product_attention, JAX)."""
 
@@ -262,8 +262,8 @@ def _plan(
     return PAGED.plan(call, before, after)
 
 
-@keywords(keep="own_keep")
 @scheduled(_schedule, plan=_plan)
+@keywords(keep="own_keep")
 @replayed_op()
 def band_mask(
     q: Tensor,

@@ -34,7 +34,8 @@ def append_sums(
     """
     num_groups = tl.cdiv(num_heads, HEADS)
     b = (tl.program_id(0) // num_groups).to(tl.int64)
-    head = (tl.program_id(0) % num_groups) * HEADS + tl.arange(0, HEADS)
+    # The axes of a cache may lie in any order, so that each stride may be large.
+    head = ((tl.program_id(0) % num_groups) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
     is_head = head < num_heads
     first = b * new_rows
     count = new_rows

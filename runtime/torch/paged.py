@@ -38,6 +38,7 @@ from .dtypes import FLOAT_DTYPES, as_integers, is_autocast, is_integer
 from .inputs import check_offset_word, check_strided, check_tensor, offset_number, offset_tensor, positive_scale
 from .prompts import converts_cache, tile_of_prompts
 from .sequences import begins_of
+from .strides import STRIDE_LIMIT
 from .transforms import refuse_tangents
 
 
@@ -141,6 +142,8 @@ def _check_caches(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:
             fail(op, name, f"device {q.device}, that of q", x.device)
         if x.stride(3) != 1:
             fail(op, name, "a last stride of 1: a cache is read in place", f"strides {list(x.stride())}")
+        if x.shape[1] > 1 and x.stride(1) >= STRIDE_LIMIT:
+            fail(op, name, f"keys of a page less than {STRIDE_LIMIT} elements apart", f"strides {list(x.stride())}")
 
 
 def _integers(

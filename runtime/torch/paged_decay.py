@@ -59,13 +59,19 @@ def _check_cache(op: str, name: str, x: Any, shape: tuple[int, ...], device: tor
         fail(op, name, "a tensor without gradient in a paged call; packed calls have one", "one that requires grad")
 
 
-def log_decays(packed: Gathered, g: Tensor, g_base: Tensor) -> Tensor:
-    """The log-decays of the gathered keys, float64 `[total_k, Hq]`: their running sums are what the caches hold."""
+def log_decays(packed: Gathered, g: Tensor, g_base: Tensor) -> tuple[Tensor, Tensor]:
+    """The log-decays of the gathered keys, float64 `[total_k, Hq]`, and which keys have sums that are finite.
+
+    The running sums of the log-decays are what the caches hold, and 0 for other keys: a page that no query sees may
+    hold NaN, which a running sum would carry on to all later keys.
+    """
     total = g_base[packed.page].double() + g[packed.page, packed.slot].double()
+    is_finite = total.isfinite()
+    total = total.where(is_finite, 0.0)
     before = total.roll(1, 0)
     starts = packed.cu_seqlens_k[:-1].long()
     before[starts[starts < len(total)]] = 0
-    return total - before
+    return total - before, is_finite.all(1)
 
 
 # -------------------------------------------------------------------------------------------------------------- append

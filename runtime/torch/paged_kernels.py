@@ -136,14 +136,14 @@ class PagedKernels:
         return tables
 
     def _check_pages(self, call: CacheCall, own: Sequence[Any]) -> None:
-        """Refuse pages beyond the cache that a query sees, if values are checked: kernels would read other memory."""
+        """Refuse pages outside the cache that a query sees, if values are checked: kernels would read other memory."""
         table, lengths = call.page_table, call.kv_lengths
         if table is None or lengths is None or not values_are_checked(table):
             return
         # `tolist` calls no operator of torch. A call that does, in order to read values, is not recorded for replay.
         starts = None if call.page_starts is None else call.page_starts.tolist()
         used = pages_of_keys(table.tolist(), starts, lengths.tolist(), call.page_size)
-        if any(page >= len(call.k) for pages in used for page in pages):
+        if any(not 0 <= page < len(call.k) for pages in used for page in pages):
             self._reference(call, own)
 
     def _dense_reference(self, call: CacheCall, own: Sequence[Any]) -> tuple[Tensor, Tensor]:
@@ -173,7 +173,8 @@ class PagedKernels:
         if BASE in given:
             # Sums of many tokens have more digits than float32.
             q, k, v = q.double(), k.double(), v.double()
-            decays[LOCAL] = log_decays(packed, given.pop(LOCAL), given.pop(BASE))
+            decays[LOCAL], is_finite = log_decays(packed, given.pop(LOCAL), given.pop(BASE))
+            k = k.masked_fill(~is_finite[:, None, None], float("nan"))
         for name, x in given.items():
             dims = self.own[name]
             given[name] = x if isinstance(dims, type) else packed.own(x, *dims)

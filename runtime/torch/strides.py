@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..core.checks import fail
 
-# Offsets inside a tile are 32-bit: a stride times the most rows or columns of a tile must fit.
-_STRIDE_LIMIT = 2**31 // 256
+STRIDE_LIMIT = 2**31 // 256
+"""Offsets inside a tile are 32-bit: a stride times the most rows or columns of a tile must fit."""
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -19,7 +19,7 @@ def aligned(x: Tensor) -> Tensor:
     """
     step = 16 // x.element_size()
     b, h, s, d = x.stride()
-    if d == 1 and s < _STRIDE_LIMIT and not (b % step or h % step or s % step or x.data_ptr() % 16):
+    if d == 1 and s < STRIDE_LIMIT and not (b % step or h % step or s % step or x.data_ptr() % 16):
         return x
     padded = x.new_empty((*x.shape[:3], -(-x.shape[3] // step) * step))
     return padded[..., : x.shape[3]].copy_(x)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from codegen.testing.golden import Inputs
+from generated import paging
 from generated._runtime.core.schedules import DENSE_ENTRIES
+from generated.torch import window
 from tests.support.cases import DEVICE, MANIFEST, VARIANTS, Shape, draw, evaluate, with_variants
 from tests.support.judge import check_results
 
@@ -129,3 +132,28 @@ def test_rows_further_apart_than_2_to_the_31(variant: str) -> None:
 def test_more_heads_than_65535(variant: str) -> None:
     inputs = draw(variant, Shape(batch=1100, kv_heads=32, group=2, q_len=17, dim=16), torch.bfloat16)
     check_last_batch_row(variant, inputs)
+
+
+def test_caches_whose_heads_lie_further_apart_than_2_to_the_31() -> None:
+    require_memory(9 * GIB)
+    cache = torch.zeros(3, 2**13, 16, 2**13 + 64, dtype=torch.bfloat16, device=DEVICE)[..., :128].permute(1, 2, 0, 3)
+    assert cache.stride(2) > 2**30
+    new = torch.randn(1, 3, 128, dtype=torch.bfloat16, device=DEVICE)
+    paging.append(new, None, cache, None, torch.tensor([37], device=DEVICE))
+    assert torch.equal(cache[2, 5], new[0])
+
+
+def test_caches_whose_keys_lie_far_apart() -> None:
+    """Keys of one layer of many, in one page for each sequence, whose size is no multiple of a block."""
+    require_memory(7 * GIB)
+    keys, layers = 70000, 2**15 + 256
+    cache = torch.empty(1, keys, layers, dtype=torch.bfloat16, device=DEVICE)[..., None, :64]
+    cache[0, -40:] = torch.randn(40, 1, 64, device=DEVICE)
+    q = torch.randn(1, 1, 1, 64, dtype=torch.bfloat16, device=DEVICE)
+    own: dict[str, Any] = {
+        "page_table": torch.zeros(1, 1, dtype=torch.int32, device=DEVICE),
+        "kv_lengths": torch.tensor([keys], device=DEVICE),
+    }
+    near: dict[str, Any] = {"page_table": own["page_table"], "kv_lengths": torch.tensor([40], device=DEVICE)}
+    got, want = (window(q, x, x, size=32, **given) for x, given in ((cache, own), (cache[:, -40:].contiguous(), near)))
+    torch.testing.assert_close(got, want)

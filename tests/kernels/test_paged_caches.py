@@ -280,7 +280,7 @@ def test_pages_beyond_the_cache_are_refused_where_values_are_checked(monkeypatch
     """As on a GPU with ATTENTION_DEBUG=1, where kernels would read other memory."""
     monkeypatch.setattr("generated._runtime.torch.dispatch.DEBUG", True)
     q, k = torch.randn(1, 2, 1, 32, device=DEVICE), torch.randn(10, 16, 2, 32, device=DEVICE)
-    for beyond in (10, 10**6):
+    for beyond in (10, 10**6, -1, -(2**31)):
         pages = {"page_table": [[3, beyond]], "kv_lengths": [20]}
         given: dict[str, Any] = {n: torch.tensor(x, dtype=torch.int32, device=DEVICE) for n, x in pages.items()}
         with pytest.raises(ValueError, match=rf"causal: page_table: expected pages from 0 to 9 .*, got {beyond}"):

@@ -14,7 +14,7 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.paged_calls import HEAD, PAGE, SLOT, log_decay, paged
 from codegen.analysis.schedule import Range, Schedule, Union
 from codegen.ir import expr
-from codegen.ir.expr import Expr, Load, int_var
+from codegen.ir.expr import Expr, Level, Load, int_var
 from codegen.plan.code.device import HELPER_FUNCTIONS, device_functions
 from codegen.plan.code.logits import LOG2E, Logits, logits
 from codegen.plan.code.loop_bounds import LoopBounds, full_bounds, split_bounds
@@ -258,14 +258,29 @@ def _body(block: Block) -> Block:
 
 
 def visited(variant: Variant) -> Union:
-    """The keys that a tile of rows visits: those inside closed-form bounds, else every key."""
+    """The keys that a tile of rows visits: those inside closed-form bounds.
+
+    If a mask has no exact bounds, a program searches for its keys (`scans_mask`). Where it does not, because the mask
+    reads a tensor in pages for each key, the keys are bounded by the rest of the mask.
+    """
     found = blocks.analyse(variant.mask)
     bounds = [e for r in _ranges(found.keys) for e in (r.first, r.end) if e is not None]
-    # Bounds are computed before a program knows its head or its pages.
-    of_rows = any(HEAD.name in expr.names(e) for e in bounds)
-    of_pages = any(PAGE in variant.tensors[load.tensor].dims for load in expr.loads(*bounds))
-    closed = found.schedule in (Schedule.DENSE, Schedule.CLOSED_FORM) and not of_rows and not of_pages
-    return found.keys if closed else Union(main=Range(has_full=False))
+
+    def is_known(e: Expr) -> bool:
+        """Whether it can be computed before a program knows its head and its pages."""
+        return HEAD.name not in expr.names(e) and not any(_in_pages(variant, load) for load in expr.loads(e))
+
+    if found.schedule in (Schedule.DENSE, Schedule.CLOSED_FORM) and all(map(is_known, bounds)):
+        return found.keys
+    assert variant.mask is not None
+    of_keys = [load for load in expr.loads(variant.mask) if expr.level(load) in (Level.KEY, Level.TILE)]
+    if any(_in_pages(variant, load) for load in of_keys):
+        return blocks.bounds_of_keys(variant.mask, is_known)
+    return Union(main=Range(has_full=False))
+
+
+def _in_pages(variant: Variant, load: Load) -> bool:
+    return PAGE in variant.tensors[load.tensor].dims
 
 
 def _ranges(union: Union) -> list[Range]:

@@ -95,7 +95,7 @@ def _with_keywords_of(op: Callable[..., Any], name: str, function: Callable[...,
         )
 
     # Python's errors about arguments name a function by this.
-    function.__qualname__ = call.__qualname__ = name
+    inspect.unwrap(function).__qualname__ = call.__qualname__ = name
     return call
 
 

@@ -37,7 +37,8 @@ def append_tokens(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)
     if (slot >= 0) & (slot < num_slots):
-        head, col = tl.arange(0, HEADS)[:, None], tl.arange(0, COLUMNS)[None, :]
+        # The axes of a cache may lie in any order, so that each stride may be large.
+        head, col = tl.arange(0, HEADS)[:, None].to(tl.int64), tl.arange(0, COLUMNS)[None, :].to(tl.int64)
         mask = (head < heads) & (col < HEAD_DIM)
         x = tl.load(x_ptr + token * stride_xt + head * stride_xh + col * stride_xd, mask=mask, other=0.0)
         if TOKEN_SCALES:

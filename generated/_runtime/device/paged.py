@@ -43,16 +43,17 @@ def part_width(COLS, BLOCK_COLS, i):
 def load_pages(pages, start_n, kv_len, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """The page of a block of keys: one number if a page holds whole blocks, else a number for each key.
 
-    Beyond the last key it is the page of the last key, so that no unfilled entry of the table is read. For dense keys
-    `pages` is the batch row, which is their page.
+    Beyond the last key it is the page of the last key, so that no unfilled entry of the table is read; page 0 if the
+    sequence has no key, for it may have no entry. For dense keys `pages` is the batch row, which is their page.
     """
     if PAGE_SIZE == WHOLE_ROW:
         return pages
     elif PAGE_SIZE % BLOCK_N == 0:
-        return tl.load(pages + tl.maximum(tl.minimum(start_n, kv_len - 1), 0) // PAGE_SIZE).to(tl.int64)
+        entry = tl.maximum(tl.minimum(start_n, kv_len - 1), 0) // PAGE_SIZE
+        return tl.load(pages + entry, mask=kv_len > 0, other=0).to(tl.int64)
     else:
         kv_idx = tl.maximum(tl.minimum(start_n + tl.arange(0, BLOCK_N), kv_len - 1), 0)
-        return tl.load(pages + kv_idx // PAGE_SIZE).to(tl.int64)
+        return tl.load(pages + kv_idx // PAGE_SIZE, mask=kv_len > 0, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -61,8 +62,8 @@ def page_of(pages, index, kv_len, PAGE_SIZE: tl.constexpr):
     if PAGE_SIZE == WHOLE_ROW:
         return pages
     else:
-        page = tl.load(pages + tl.maximum(tl.minimum(index, kv_len - 1), 0) // PAGE_SIZE).to(tl.int64)
-        return tl.where(kv_len > 0, page, 0)
+        entry = tl.maximum(tl.minimum(index, kv_len - 1), 0) // PAGE_SIZE
+        return tl.load(pages + entry, mask=kv_len > 0, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -98,7 +99,7 @@ def _cache_columns(
         row = tl.arange(0, BLOCK_N)[:, None]
         ptrs = base + (page * stride_page + first * stride_slot) + (row * stride_slot + col)
     else:
-        slot = (start_n + tl.arange(0, BLOCK_N)) % PAGE_SIZE
+        slot = tl.cast((start_n + tl.arange(0, BLOCK_N)) % PAGE_SIZE, tl.int64)
         ptrs = base + (page * stride_page + slot * stride_slot)[:, None] + col
     return tl.load(ptrs, mask=mask, other=0.0)
 

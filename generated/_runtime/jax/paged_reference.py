@@ -110,7 +110,8 @@ def _results(
         later = jnp.arange(num_seqs + 1) > number
         own = {n: gathered.own(operands[n], dims) for n, dims in kernels.dims.items() if n in operands}
         if BASE in own:
-            own[LOCAL] = _log_decays(own[LOCAL], own.pop(BASE)[page], seen[..., 0])
+            own[LOCAL], is_finite = _log_decays(own[LOCAL], own.pop(BASE)[page], seen[..., 0])
+            keys = jnp.where(seen & ~is_finite[:, None, None], jnp.nan, keys)
         o, lse = kernels.reference(
             rows_of_q[rows],
             keys,
@@ -134,12 +135,16 @@ def _results(
     return _in_layout(o, call), lse
 
 
-def _log_decays(local: jax.Array, base: jax.Array, seen: jax.Array) -> jax.Array:
-    """The log-decays of a sequence's keys, `[keys, Hq]`. The caches hold the running sums of them."""
+def _log_decays(local: jax.Array, base: jax.Array, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The log-decays of a sequence's keys, `[keys, Hq]`, and which keys have sums that are finite.
+
+    The running sums of the log-decays are what the caches hold, and 0 for other keys: a page that no query sees may
+    hold NaN, which a running sum would carry on to all later keys.
+    """
     total = base.astype(jnp.float64) + local.astype(jnp.float64)
-    # A key that no query attends to may hold NaN, which the running sum would carry on to all later keys.
-    total = jnp.where(seen & jnp.isfinite(total), total, 0.0)
-    return jnp.diff(total, axis=0, prepend=0.0)
+    is_finite = jnp.isfinite(total)
+    total = jnp.where(seen & is_finite, total, 0.0)
+    return jnp.diff(total, axis=0, prepend=0.0), is_finite.all(1)
 
 
 def _filled(x: jax.Array) -> jax.Array:

@@ -127,7 +127,7 @@ def _limited(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Values that an 8-bit float does not hold become the largest that it does, as in the kernel."""
     if dtype.itemsize == 1:
         most = torch.finfo(dtype).max
-        x = x.clamp(-most, most)
+        x = x.float().clamp(-most, most)
     return x.to(dtype)
 
 

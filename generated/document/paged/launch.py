@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/paged_launch.py.jinja
-# hash: 01cb1960ec66bcaf
+# hash: 260af85f5166d0c0
 """Launches of the kernels of `document` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -23,6 +23,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
+                call.offset,
                 records,
                 tiles,
                 counts,
@@ -32,6 +33,8 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
                 rows.most_splits,
                 rows.least_keys,
             ),
+            Q_AT_END=call.at_end,
+            Q_OFFSET_PER_BATCH=call.row_offsets is not None,
             PACKED=call.packed,
             BALANCED=call.balanced,
             PLANNERS=rows.planners,

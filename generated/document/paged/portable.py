@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: paged/portable.py.jinja
-# hash: 89a820e54c96e30e
+# hash: 329f42a0ef0c4647
 """`document` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -161,6 +161,7 @@ def document_paged_fwd(
             + page_of(pages, q_idx, kv_len, PAGE_SIZE) * stride_doc_0
             + slot_of(q_idx, kv_len, doc_size_1, PAGE_SIZE) * stride_doc_1
         )
+        q_last = (tl.minimum(start_row + BLOCK_M, q_len * GROUP) - 1) // GROUP + q_shift
 
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -190,7 +191,7 @@ def document_paged_fwd(
             next_page = load_pages(pages, next_n, kv_len, PAGE_SIZE, BLOCK_N)
             kv_idx = start_n + tl.arange(0, BLOCK_N)
             # Nothing is read of keys that no row may see: their pages may be gone.
-            seen = kv_idx < kv_len
+            seen = (kv_idx < tl.minimum(q_last + 1, kv_len)) & (kv_idx < kv_len)
             kv_page = tl.where(seen, page, 0)
             kv_slot = tl.where(seen, kv_idx, 0) % PAGE_SIZE
             k_tile = load_cache(
@@ -274,10 +275,13 @@ def document_paged_plan_tile(
     share,
     cu_seqlens_q_ptr,
     kv_lengths_ptr,
+    q_offset,
     q_rows,
     most_keys,
     most_splits,
     least_keys,
+    Q_AT_END: tl.constexpr,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
     PACKED: tl.constexpr,
     BALANCED: tl.constexpr,
     FIRST_ROWS: tl.constexpr,
@@ -307,9 +311,12 @@ def document_paged_plan_tile(
     if BALANCED:
         least = tl.maximum(tl.cdiv(share, BLOCK_N) * BLOCK_N, least_keys)
         most = tl.maximum(tl.cdiv(kv_len, BLOCK_N), 1)
+    q_shift = kv_len - q_len if Q_AT_END else tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    q_last = (tl.minimum(tile * BLOCK_M + BLOCK_M, q_len * GROUP) - 1) // GROUP + q_shift
+    kv_end = tl.minimum(q_last + 1, kv_len)
 
     first_step = 0
-    span = tl.maximum(kv_len - first_step, 0)
+    span = tl.maximum(kv_end - first_step, 0)
     keys = tl.maximum(tl.cdiv(tl.cdiv(span, most), BLOCK_N) * BLOCK_N, least)
     # If the batch alone occupies the chip, a program takes several splits, so that they need not be merged.
     taken = tl.where(keys * FOLDED * WAVES <= share, FOLDED, 1) if FOLDS else 1
@@ -317,10 +324,11 @@ def document_paged_plan_tile(
     return q_start, q_len, kv_len, first_step, span, keys, taken, tl.where(tile < num_tiles, parts, 0)
 
 
-@triton.jit(do_not_specialize=["q_rows", "num_seqs", "most_keys", "most_splits", "least_keys"])
+@triton.jit(do_not_specialize=["q_offset", "q_rows", "num_seqs", "most_keys", "most_splits", "least_keys"])
 def document_paged_plan(
     cu_seqlens_q_ptr,
     kv_lengths_ptr,
+    q_offset,
     records_ptr,
     tiles_ptr,
     counts_ptr,
@@ -329,6 +337,8 @@ def document_paged_plan(
     most_keys,
     most_splits,
     least_keys,
+    Q_AT_END: tl.constexpr,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
     PACKED: tl.constexpr,
     BALANCED: tl.constexpr,
     PLANNERS: tl.constexpr,
@@ -369,10 +379,13 @@ def document_paged_plan(
                 share,
                 cu_seqlens_q_ptr,
                 kv_lengths_ptr,
+                q_offset,
                 q_rows,
                 most_keys,
                 most_splits,
                 least_keys,
+                Q_AT_END,
+                Q_OFFSET_PER_BATCH,
                 PACKED,
                 BALANCED,
                 FIRST_ROWS,
@@ -402,10 +415,13 @@ def document_paged_plan(
                 share,
                 cu_seqlens_q_ptr,
                 kv_lengths_ptr,
+                q_offset,
                 q_rows,
                 most_keys,
                 most_splits,
                 least_keys,
+                Q_AT_END,
+                Q_OFFSET_PER_BATCH,
                 PACKED,
                 BALANCED,
                 FIRST_ROWS,
@@ -424,10 +440,13 @@ def document_paged_plan(
             share,
             cu_seqlens_q_ptr,
             kv_lengths_ptr,
+            q_offset,
             q_rows,
             most_keys,
             most_splits,
             least_keys,
+            Q_AT_END,
+            Q_OFFSET_PER_BATCH,
             PACKED,
             BALANCED,
             FIRST_ROWS,

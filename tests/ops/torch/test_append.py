@@ -84,6 +84,21 @@ def test_tokens_move_within_a_cache() -> None:
     assert torch.equal(cache.flatten(0, 1)[6:10], keys[5:9])
 
 
+def test_tokens_of_8_bits_move_as_they_are() -> None:
+    """A cache of 8 bits holds numbers in units of scales: dividing them again would change them."""
+    new, cache, slots = latent(FLOAT8)
+    scale = torch.zeros(4, 4, 1)
+    paging.append(new, None, cache, None, slots, k_scale=scale)
+    wanted = rows(cache, slots[:2], scale)
+    at, onto = slots[:2], torch.tensor([0, 1])
+    moved = cache.flatten(0, 1)[at]
+    with pytest.raises(ArgumentError, match="append: k_scale: expected None beside k of 8-bit numbers, whose scales"):
+        paging.append(moved, None, cache, None, onto, k_scale=scale)
+    paging.append(moved, None, cache, None, onto)
+    scale.flatten(0, 1)[onto] = scale.flatten(0, 1)[at]
+    assert torch.equal(rows(cache, onto, scale), wanted)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
 def test_tokens_are_floats(dtype: torch.dtype) -> None:
     new, cache, slots = latent()
@@ -148,12 +163,24 @@ def test_a_pool_forks_and_truncates() -> None:
     assert pool.truncate("b", 7) == []
     assert (pool.page_table(["b"]), pool.free_pages) == ([[0, 2]], 3)
     # Within a shared page, what follows goes to a copy.
-    assert pool.truncate("b", 2) == [(0, 3)]
-    assert (pool.page_table(["a", "b"]), pool.free_pages) == ([[0, 1], [3, -1]], 3)
+    assert pool.truncate("b", 2) == [(0, 2)]
+    assert (pool.page_table(["a", "b"]), pool.free_pages) == ([[0, 1], [2, -1]], 3)
     pool.free("a")
     pool.free("b")
     assert pool.free_pages == 6
     assert sorted(pool._free) == list(range(6))
+
+
+def test_truncation_takes_a_page_that_it_frees() -> None:
+    pool = paging.Pool(pages=4, page_size=4)
+    pool.extend("a", 6)
+    pool.fork("a", "b")
+    pool.extend("b", 6)
+    assert (pool.page_table(["a", "b"]), pool.free_pages) == ([[0, 1, -1], [0, 2, 3]], 0)
+    ((source, to),) = pool.truncate("b", 2)
+    assert source == 0
+    assert to in (2, 3)
+    assert (pool.page_table(["a", "b"]), pool.free_pages) == ([[0, 1], [to, -1]], 1)
 
 
 def test_what_a_pool_cannot_do_changes_nothing() -> None:

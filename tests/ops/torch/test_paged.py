@@ -87,7 +87,7 @@ def test_a_part_of_a_table_is_read_in_place() -> None:
     assert call.page_table.data_ptr() == wide.data_ptr()
 
 
-@pytest.mark.parametrize("variant", ["window", "chunked", "alibi", "forgetting", "band_softcap"])
+@pytest.mark.parametrize("variant", ["window", "chunked", "alibi", "forgetting", "band_softcap", "band_mask"])
 def test_plans_and_schedules_take_all_keywords_of_the_op(variant: str) -> None:
     q, cache, given = small()
     op: Any = load_op(variant)
@@ -97,6 +97,9 @@ def test_plans_and_schedules_take_all_keywords_of_the_op(variant: str) -> None:
     own = {name: x.detach() if isinstance(x, Tensor) else x for name, x in own.items()}
     if variant == "forgetting":
         own = {"g": torch.zeros(6, 4, 4), "g_base": torch.zeros(6, 4)}
+    if variant == "band_mask":
+        # Arguments of the op's function have other names than the op's keywords.
+        own["keep"] = torch.ones(2, 4, q.shape[2], 16, dtype=torch.bool)
     plan = op.plan(q, cache, **given, **own, scale=0.5, k_scale=None)
     o = op(q, cache, cache, **given, **own, scale=0.5, schedule=plan)
     assert torch.equal(o, op(q, cache, cache, **given, **own, scale=0.5))
