@@ -45,7 +45,9 @@ class LocalParts:
         heads = head_axis(self._form)
         self._axes = {heads: "h", row_axis(self._form): "rows"} | ({} if self._form == PACKED else {0: "b"})
         self._cuts = {self._group(self._mesh, dim): self._cut(dim) for dim in range(self._mesh.ndim)}
-        cuts = [cut for cut, size in zip(self._cuts.values(), self._mesh.shape, strict=True) if size > 1]
+        # torch.compile of torch 2.11 does not trace `mesh.shape`.
+        self._sizes = [self._mesh.size(dim) for dim in range(self._mesh.ndim)]
+        cuts = [cut for cut, size in zip(self._cuts.values(), self._sizes, strict=True) if size > 1]
         check_cuts(work, batch_rows="b" in cuts, heads="h" in cuts)
         self._check_heads(given["q"].shape[heads], given["k"].shape[heads])
         self.given = {name: self._local(name, x) if is_distributed(x) else x for name, x in given.items()}
@@ -75,14 +77,14 @@ class LocalParts:
     def _check_heads(self, queries: int, keys: int) -> None:
         """Refuse heads that are cut so that a rank's query heads are not those of its key heads."""
         # A list: torch.compile traces no generator here.
-        ranks = prod([size for cut, size in zip(self._cuts.values(), self._mesh.shape, strict=True) if cut == "h"])
+        ranks = prod([size for cut, size in zip(self._cuts.values(), self._sizes, strict=True) if cut == "h"])
         if keys > 1 and queries != keys and keys % ranks:
             fail(self._op, "k", f"a multiple of the {ranks} ranks that share heads as the number of key heads", keys)
 
     def _begin(self, q: Any, axis: int) -> int:
         """The index of this rank's first batch row or head, by `axis`, in the whole tensor."""
         begin, size = 0, q.shape[axis]
-        for placement, ranks, rank in zip(q.placements, self._mesh.shape, self._mesh.get_coordinate(), strict=True):
+        for placement, ranks, rank in zip(q.placements, self._sizes, self._mesh.get_coordinate(), strict=True):
             if placement.is_shard(axis):
                 part = -(-size // ranks)
                 begin, size = begin + part * rank, min(part, max(size - part * rank, 0))
