@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/jax_reference.py.jinja
-# hash: 3d3e25ced4d9ae60
+# hash: 3ce4426a2d58b765
 """`band_bias` as plain mathematics in jax.numpy.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -81,10 +81,17 @@ def reference(
     keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
-    lse = jax.nn.logsumexp(score, -1)
-    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
-    probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
-    probs = jnp.where(keep, probs, 0.0)
+    keyless = (score == -jnp.inf).all(-1)
+    # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
+    # are far from 0, lse is rounded so far that these do not sum to 1.
+    top = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
+    top = jax.lax.stop_gradient(jnp.where(keyless, 0.0, top))
+    weights = jnp.exp(score - top[..., None])
+    total = weights.sum(-1)
+    total = jnp.where(keyless, 1.0, total)
+    lse = jnp.where(keyless, -jnp.inf, top + jnp.log(total))
+    probs = weights / total[..., None]
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
         o = o.transpose(0, 2, 1, 3)
@@ -138,9 +145,16 @@ def packed_reference(
     keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
-    lse = jax.nn.logsumexp(score, -1)
-    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
-    probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
-    probs = jnp.where(keep, probs, 0.0)
+    keyless = (score == -jnp.inf).all(-1)
+    # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
+    # are far from 0, lse is rounded so far that these do not sum to 1.
+    top = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
+    top = jax.lax.stop_gradient(jnp.where(keyless, 0.0, top))
+    weights = jnp.exp(score - top[..., None])
+    total = weights.sum(-1)
+    total = jnp.where(keyless, 1.0, total)
+    lse = jnp.where(keyless, -jnp.inf, top + jnp.log(total))
+    probs = weights / total[..., None]
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
     return (o, lse) if return_lse else o

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/torch_reference.py.jinja
-# hash: 5f31100ddfcdffed
+# hash: eeb61ba478d58ec3
 """`band_bias` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -78,13 +78,18 @@ def reference(
             0.0,
         )
         score = torch.where(keep, score, float("-inf"))
-        # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
-        lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)
-        lse = torch.where(keyless, float("-inf"), lse)
-        # Such a row has lse = -inf, and its probabilities are 0, not NaN.
-        finite = torch.where(keyless, 0.0, lse)
-        o = torch.einsum("bhqk,bhkd->bhqd", torch.exp(score - finite[..., None]), values).to(q.dtype)
+        # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
+        # are far from 0, lse is rounded so far that these do not sum to 1.
+        top = torch.logsumexp(score.detach(), -1)
+        # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
+        top = torch.where(keyless, 0.0, top)
+        weights = torch.exp(score - top[..., None])
+        total = weights.sum(-1)
+        total = torch.where(keyless, 1.0, total)
+        lse = torch.where(keyless, float("-inf"), top + torch.log(total))
+        probs = weights / total[..., None]
+        o = torch.einsum("bhqk,bhkd->bhqd", probs, values).to(q.dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
     return (o, lse) if return_lse else o

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/jax_reference.py.jinja
-# hash: 8f48cfb0bd9f3543
+# hash: d1984d94b7269d78
 """`band_softcap` as plain mathematics in jax.numpy.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -69,10 +69,17 @@ def reference(
     keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
-    lse = jax.nn.logsumexp(score, -1)
-    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
-    probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
-    probs = jnp.where(keep, probs, 0.0)
+    keyless = (score == -jnp.inf).all(-1)
+    # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
+    # are far from 0, lse is rounded so far that these do not sum to 1.
+    top = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
+    top = jax.lax.stop_gradient(jnp.where(keyless, 0.0, top))
+    weights = jnp.exp(score - top[..., None])
+    total = weights.sum(-1)
+    total = jnp.where(keyless, 1.0, total)
+    lse = jnp.where(keyless, -jnp.inf, top + jnp.log(total))
+    probs = weights / total[..., None]
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
         o = o.transpose(0, 2, 1, 3)
@@ -123,9 +130,16 @@ def packed_reference(
     keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
-    lse = jax.nn.logsumexp(score, -1)
-    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
-    probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
-    probs = jnp.where(keep, probs, 0.0)
+    keyless = (score == -jnp.inf).all(-1)
+    # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
+    # are far from 0, lse is rounded so far that these do not sum to 1.
+    top = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
+    top = jax.lax.stop_gradient(jnp.where(keyless, 0.0, top))
+    weights = jnp.exp(score - top[..., None])
+    total = weights.sum(-1)
+    total = jnp.where(keyless, 1.0, total)
+    lse = jnp.where(keyless, -jnp.inf, top + jnp.log(total))
+    probs = weights / total[..., None]
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
     return (o, lse) if return_lse else o

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_reference.py.jinja
-# hash: 1e4be9466df47f92
+# hash: fae0154ec6e593d1
 """`causal_dropout` as plain mathematics in jax.numpy.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -64,10 +64,17 @@ def reference(
         keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
 
     score = jnp.where(keep, score, -jnp.inf)
-    lse = jax.nn.logsumexp(score, -1)
-    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
-    probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
-    probs = jnp.where(keep, probs, 0.0)
+    keyless = (score == -jnp.inf).all(-1)
+    # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
+    # are far from 0, lse is rounded so far that these do not sum to 1.
+    top = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
+    top = jax.lax.stop_gradient(jnp.where(keyless, 0.0, top))
+    weights = jnp.exp(score - top[..., None])
+    total = weights.sum(-1)
+    total = jnp.where(keyless, 1.0, total)
+    lse = jnp.where(keyless, -jnp.inf, top + jnp.log(total))
+    probs = weights / total[..., None]
     if dropout_p > 0:
         batch_row, head = jnp.arange(q.shape[0]).reshape(-1, 1, 1, 1), jnp.arange(q.shape[1]).reshape(1, -1, 1, 1)
         heads = first_head + batch_row * (q.shape[1] if all_heads is None else all_heads) + head
@@ -120,10 +127,17 @@ def packed_reference(
     keep = keep & (q_seq == kv_seq)
 
     score = jnp.where(keep, score, -jnp.inf)
-    lse = jax.nn.logsumexp(score, -1)
-    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
-    probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
-    probs = jnp.where(keep, probs, 0.0)
+    keyless = (score == -jnp.inf).all(-1)
+    # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
+    # are far from 0, lse is rounded so far that these do not sum to 1.
+    top = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
+    top = jax.lax.stop_gradient(jnp.where(keyless, 0.0, top))
+    weights = jnp.exp(score - top[..., None])
+    total = weights.sum(-1)
+    total = jnp.where(keyless, 1.0, total)
+    lse = jnp.where(keyless, -jnp.inf, top + jnp.log(total))
+    probs = weights / total[..., None]
     if dropout_p > 0:
         heads = first_head + q_seq * (q.shape[1] if all_heads is None else all_heads)
         heads = heads + jnp.arange(q.shape[1]).reshape(-1, 1, 1)

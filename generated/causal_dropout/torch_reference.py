@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_reference.py.jinja
-# hash: f48085e4f9c7290a
+# hash: a9cc0c78396e7da6
 """`causal_dropout` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -68,13 +68,17 @@ def reference(
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
         score = torch.where(keep, score, float("-inf"))
-        # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
-        lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)
-        lse = torch.where(keyless, float("-inf"), lse)
-        # Such a row has lse = -inf, and its probabilities are 0, not NaN.
-        finite = torch.where(keyless, 0.0, lse)
-        probs = torch.exp(score - finite[..., None])
+        # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
+        # are far from 0, lse is rounded so far that these do not sum to 1.
+        top = torch.logsumexp(score.detach(), -1)
+        # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
+        top = torch.where(keyless, 0.0, top)
+        weights = torch.exp(score - top[..., None])
+        total = weights.sum(-1)
+        total = torch.where(keyless, 1.0, total)
+        lse = torch.where(keyless, float("-inf"), top + torch.log(total))
+        probs = weights / total[..., None]
         if dropout_p > 0:
             all_heads = all_heads or q.shape[1]
             first_head += first_batch * all_heads

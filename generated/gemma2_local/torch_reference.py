@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/torch_reference.py.jinja
-# hash: f94fbe0962087963
+# hash: 8c4ae87908e17e6d
 """`gemma2_local` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -66,13 +66,18 @@ def reference(
         score = torch.where(keep, score, 0.0)
         score = 50.0 * torch.tanh(0.02 * score)
         score = torch.where(keep, score, float("-inf"))
-        # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
-        lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)
-        lse = torch.where(keyless, float("-inf"), lse)
-        # Such a row has lse = -inf, and its probabilities are 0, not NaN.
-        finite = torch.where(keyless, 0.0, lse)
-        o = torch.einsum("bhqk,bhkd->bhqd", torch.exp(score - finite[..., None]), values).to(q.dtype)
+        # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
+        # are far from 0, lse is rounded so far that these do not sum to 1.
+        top = torch.logsumexp(score.detach(), -1)
+        # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
+        top = torch.where(keyless, 0.0, top)
+        weights = torch.exp(score - top[..., None])
+        total = weights.sum(-1)
+        total = torch.where(keyless, 1.0, total)
+        lse = torch.where(keyless, float("-inf"), top + torch.log(total))
+        probs = weights / total[..., None]
+        o = torch.einsum("bhqk,bhkd->bhqd", probs, values).to(q.dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
     return (o, lse) if return_lse else o

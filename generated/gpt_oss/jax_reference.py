@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/jax_reference.py.jinja
-# hash: 9bc5ed33928bc7aa
+# hash: aa64e60630d730ab
 """`gpt_oss` as plain mathematics in jax.numpy.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -59,10 +59,19 @@ def reference(
         keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
 
     score = jnp.where(keep, score, -jnp.inf)
-    lse = jnp.logaddexp(jax.nn.logsumexp(score, -1), sink[None, :, None])
-    # A row without any key has lse = -inf only if its sink is: its probabilities are 0, not NaN.
-    probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
-    probs = jnp.where(keep, probs, 0.0)
+    keyless = (score == -jnp.inf).all(-1)
+    # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
+    # are far from 0, lse is rounded so far that these do not sum to 1.
+    top = jax.nn.logsumexp(score, -1)
+    keyless = keyless & (sink[None, :, None] == -jnp.inf)
+    top = jnp.logaddexp(top, sink[None, :, None])
+    # A row without any key, whose sink is -inf, has lse = -inf, and probabilities and gradients of 0, not NaN.
+    top = jax.lax.stop_gradient(jnp.where(keyless, 0.0, top))
+    weights = jnp.exp(score - top[..., None])
+    total = weights.sum(-1) + jnp.exp(sink[None, :, None] - top)
+    total = jnp.where(keyless, 1.0, total)
+    lse = jnp.where(keyless, -jnp.inf, top + jnp.log(total))
+    probs = weights / total[..., None]
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
         o = o.transpose(0, 2, 1, 3)
@@ -104,9 +113,18 @@ def packed_reference(
     keep = keep & (q_seq == kv_seq)
 
     score = jnp.where(keep, score, -jnp.inf)
-    lse = jnp.logaddexp(jax.nn.logsumexp(score, -1), sink[:, None])
-    # A row without any key has lse = -inf only if its sink is: its probabilities are 0, not NaN.
-    probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
-    probs = jnp.where(keep, probs, 0.0)
+    keyless = (score == -jnp.inf).all(-1)
+    # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
+    # are far from 0, lse is rounded so far that these do not sum to 1.
+    top = jax.nn.logsumexp(score, -1)
+    keyless = keyless & (sink[:, None] == -jnp.inf)
+    top = jnp.logaddexp(top, sink[:, None])
+    # A row without any key, whose sink is -inf, has lse = -inf, and probabilities and gradients of 0, not NaN.
+    top = jax.lax.stop_gradient(jnp.where(keyless, 0.0, top))
+    weights = jnp.exp(score - top[..., None])
+    total = weights.sum(-1) + jnp.exp(sink[:, None] - top)
+    total = jnp.where(keyless, 1.0, total)
+    lse = jnp.where(keyless, -jnp.inf, top + jnp.log(total))
+    probs = weights / total[..., None]
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
     return (o, lse) if return_lse else o

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/torch_reference.py.jinja
-# hash: 6277074185eee893
+# hash: 2f1a2ec087407ced
 """`padding` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -61,13 +61,18 @@ def reference(
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
         score = torch.where(keep, score, float("-inf"))
-        # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
-        lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)
-        lse = torch.where(keyless, float("-inf"), lse)
-        # Such a row has lse = -inf, and its probabilities are 0, not NaN.
-        finite = torch.where(keyless, 0.0, lse)
-        o = torch.einsum("bhqk,bhkd->bhqd", torch.exp(score - finite[..., None]), values).to(q.dtype)
+        # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
+        # are far from 0, lse is rounded so far that these do not sum to 1.
+        top = torch.logsumexp(score.detach(), -1)
+        # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
+        top = torch.where(keyless, 0.0, top)
+        weights = torch.exp(score - top[..., None])
+        total = weights.sum(-1)
+        total = torch.where(keyless, 1.0, total)
+        lse = torch.where(keyless, float("-inf"), top + torch.log(total))
+        probs = weights / total[..., None]
+        o = torch.einsum("bhqk,bhkd->bhqd", probs, values).to(q.dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
     return (o, lse) if return_lse else o
