@@ -84,20 +84,45 @@ def function(name: str, a: Expr) -> Expr:
 
 
 def power(a: Expr, exponent: float) -> Expr:
-    """`a ** exponent` for a literal exponent; whole powers become products, which hold for a negative base too."""
+    """`a ** exponent` for a literal exponent.
+
+    Whole powers become products, which hold for a negative base too. A power of a variable with another exponent has a
+    node of its own, because the derivative of `written_power` is NaN where the base is 0.
+    """
     if exponent == 0:
         return const(1.0 if a.type is Type.FLOAT else 1)
     if exponent == 1:
         return a
-    if float(exponent * 2).is_integer():
+    if float(exponent).is_integer():
         if exponent < 0:
             return div(const(1.0), power(to_float(a), -exponent))
-        whole = math.floor(exponent)
-        if whole != exponent:
-            return mul(power(to_float(a), whole), function("sqrt", a))
-        half = power(a, whole // 2)
-        return mul(mul(half, half), a) if whole % 2 else mul(half, half)
-    return function("exp", mul(const(float(exponent)), function("log", a)))
+        half = power(a, math.floor(exponent) // 2)
+        return mul(mul(half, half), a) if exponent % 2 else mul(half, half)
+    if isinstance(a, Const) or abs(exponent) == 0.5:
+        return written_power(a, exponent)
+    return Op(Type.FLOAT, "pow", (to_float(a), const(float(exponent))))
+
+
+def written_power(a: Expr, exponent: float) -> Expr:
+    """A power whose exponent is no whole number, by a square root if its double is one, else by `exp` and `log`."""
+    if not float(exponent * 2).is_integer():
+        return function("exp", mul(const(float(exponent)), function("log", a)))
+    if exponent < 0:
+        return div(const(1.0), written_power(a, -exponent))
+    return mul(power(to_float(a), math.floor(exponent)), function("sqrt", a))
+
+
+def without_powers(e: Expr) -> Expr:
+    """An expression that is not differentiated any more, in which `written_power` has taken the place of powers."""
+
+    def replaced(node: Expr) -> Expr | None:
+        if not isinstance(node, Op) or node.op != "pow":
+            return None
+        base, exponent = node.args
+        assert isinstance(exponent, Const)
+        return written_power(without_powers(base), exponent.value)
+
+    return rebuild(e, replaced)
 
 
 def clamp(x: Expr, low: Expr, high: Expr) -> Expr:
@@ -119,7 +144,8 @@ def relu(x: Expr) -> Expr:
 
 
 def without_kinks(e: Expr) -> Expr:
-    """`clamp` and `relu` written as `min` and `max`, for an expression that is never differentiated."""
+    """`clamp` and `relu` written as `min` and `max`, and powers by `written_power`, for an expression that is never
+    differentiated."""
 
     def replaced(node: Expr) -> Expr | None:
         if not isinstance(node, Op) or node.op not in ("clamp", "relu"):
@@ -127,7 +153,7 @@ def without_kinks(e: Expr) -> Expr:
         x, *bounds = (without_kinks(a) for a in node.args)
         return minimum(maximum(x, bounds[0]), bounds[1]) if bounds else maximum(x, const(0))
 
-    return rebuild(e, replaced)
+    return without_powers(rebuild(e, replaced))
 
 
 # -------------------------------------------------------------------------------------------- comparisons and logic
@@ -212,6 +238,7 @@ _MAKE: dict[str, Callable[..., Expr]] = {
     "abs": absolute,
     "clamp": clamp,
     "relu": relu,
+    "pow": lambda a, exponent: power(a, exponent.value),
     "float": to_float,
     "int": to_integer,
     "bitand": bit_and,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 
 from codegen.ir import expr
-from codegen.ir.expr import Expr, Load, Op, Type, Var, const
+from codegen.ir.expr import Const, Expr, Load, Op, Type, Var, const
 
 ZERO, HALF, ONE = const(0.0), const(0.5), const(1.0)
 
@@ -130,6 +130,12 @@ def _bell(e: Op) -> Expr:
     return expr.mul(const(2.0 / math.sqrt(math.pi)), expr.function("exp", expr.neg(expr.mul(x, x))))
 
 
+def _lower_power(e: Op) -> Expr:
+    x, exponent = e.args
+    assert isinstance(exponent, Const)
+    return expr.mul(exponent, expr.power(x, exponent.value - 1))
+
+
 LN2 = const(math.log(2.0))
 
 _RULES: dict[str, Callable[[Op, _D], Expr]] = {
@@ -152,6 +158,7 @@ _RULES: dict[str, Callable[[Op, _D], Expr]] = {
     "log2": _chain(lambda e: expr.div(const(1.0 / math.log(2.0)), e.args[0])),
     "log1p": _chain(lambda e: expr.div(ONE, expr.add(ONE, e.args[0]))),
     "sqrt": _chain(lambda e: expr.div(const(0.5), e)),
+    "pow": _chain(_lower_power),
     "tanh": _chain(lambda e: expr.sub(ONE, expr.mul(e, e))),
     "sigmoid": _chain(lambda e: expr.mul(e, expr.sub(ONE, e))),
     "sin": _chain(lambda e: expr.function("cos", e.args[0])),

@@ -65,6 +65,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log2": np.log2,
     "log1p": np.log1p,
     "sqrt": np.sqrt,
+    "pow": np.power,
     "tanh": np.tanh,
     "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)),
     "sin": np.sin,

@@ -51,6 +51,7 @@ from codegen.ir.build import (
     rounded,
     substitute,
     without_kinks,
+    without_powers,
 )
 from codegen.ir.nodes import (
     FALSE,
@@ -158,4 +159,5 @@ __all__ = [
     "walk",
     "where",
     "without_kinks",
+    "without_powers",
 ]

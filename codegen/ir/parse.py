@@ -245,7 +245,7 @@ class Reader(OperatorReader):
         if isinstance(e, Const) and (e.value < 0 or (isinstance(dim, int) and e.value >= dim)):
             inside = f"from 0 to {dim - 1}" if isinstance(dim, int) else "of 0 or more"
             raise self.fail(item, f"an index of '{tensor}' must be a number {inside} here, got {e.value}")
-        return e
+        return expr.without_kinks(e)
 
     def load(self, name: str, indices: tuple[Expr, ...]) -> Load:
         return Load(self.scope.tensors[name].element, name, indices)

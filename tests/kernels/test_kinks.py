@@ -29,6 +29,8 @@ variants:
   roots: {score: "0.1 * sqrt(relu(score)) + sqrt(where(score > 1, score - 1, 0.0))"}
   zeroed_roots:
     score: 0.1 * sqrt(1 - clamp(score, -1, 1) ** 2) - 0.1 * sqrt(0.5 - min(score, 0.5)) + exp(-1 / relu(score))
+  powers: {score: "0.1 * clamp(score, 0.0, 8.0) ** 1.5 + 0.1 * max(score, 0.0) ** 1.7"}
+  power_table: {score: "score + w[h] ** 2.5", tensors: {w: {dims: [h], grad: true}}}
   clamp_ends: {score: "clamp(score, 0, 5) + clamp(score, -5, 0)"}
   clamp_tables:
     score: score + clamp(w[kv_idx], u[q_idx], 2.0)
@@ -48,12 +50,14 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
         - 0.1 * torch.sqrt(0.5 - torch.minimum(s, torch.full_like(s, 0.5)))
         + torch.exp(-1 / torch.relu(s))
     ),
+    "powers": lambda s: 0.1 * torch.clamp(s, 0, 8) ** 1.5 + 0.1 * torch.maximum(s, torch.zeros_like(s)) ** 1.7,
+    "power_table": lambda s, w: s + w[:, None, None] ** 2.5,
     "clamp_ends": lambda s: torch.clamp(s, 0, 5) + torch.clamp(s, -5, 0),
     "clamp_tables": lambda s, w, u: s + torch.clamp(w, u[:, None], torch.full_like(w, 2.0)),
 }
 
 
-PER_HEAD = ("relu_table", "max_tables")
+PER_HEAD = ("relu_table", "max_tables", "power_table")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -26,7 +26,7 @@ from codegen.ir.printers.formula import NumberPrinter
 ROWS = {"q_idx": "q_row", "kv_idx": "kv_row"}
 """Position of a query or key -> its row. Where the call gives no positions, row plus offset is the position."""
 
-_STEEP = frozenset(("div", "exp", "exp2", "log", "log1p", "log2", "mul", "sqrt", "tan"))
+_STEEP = frozenset(("div", "exp", "exp2", "log", "log1p", "log2", "mul", "pow", "sqrt", "tan"))
 """Operations whose derivative may be infinite or NaN: 0 times it is no zero gradient."""
 
 _CHOICES = {"min": "minimum", "max": "maximum", "clamp": "clamp", "abs": "absolute"}

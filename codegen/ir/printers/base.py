@@ -87,6 +87,8 @@ class Printer:
             return f"~{self.operand(e.args[0], UNARY)}", UNARY
         if e.op == "neg":
             return f"-{self.operand(e.args[0], UNARY)}", UNARY
+        if e.op == "pow":
+            return f"{self.operand(e.args[0], ATOM)} ** {self.text(e.args[1])}", UNARY
         return self.call(e), ATOM
 
     def call(self, e: Op) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from codegen.ir.expr import FLOAT_FUNCTIONS, ROUNDINGS, Expr, Load, Op, Var
+from codegen.ir.expr import FLOAT_FUNCTIONS, ROUNDINGS, Expr, Load, Op, Var, without_powers
 from codegen.ir.printers.base import ATOM, COMPARE, INFIX, PYTHON_INTEGER, UNARY, Printer
 
 COMPARISONS = tuple(op for op, (_, strength) in INFIX.items() if strength == COMPARE)
@@ -81,6 +81,8 @@ class NumberPrinter(FormulaPrinter):
             return f"(not {self.operand(e.args[0], UNARY)})", ATOM
         if e.op == "div":
             return self._function("divide", e), ATOM
+        if e.op == "pow":
+            return self._print(without_powers(e))
         return super().operation(e)
 
     def call(self, e: Op) -> str:

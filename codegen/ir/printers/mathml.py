@@ -167,6 +167,10 @@ class MathPrinter:
     def _print_log1p(self, e: Op) -> tuple[str, int]:
         return _row("<mi>log</mi>", _fenced("(", f"<mn>1</mn><mo>+</mo>{self.operand(e.args[0], SUM + 1)}", ")")), ATOM
 
+    def _print_pow(self, e: Op) -> tuple[str, int]:
+        base, exponent = e.args
+        return f"<msup>{self.operand(base, ATOM)}<mrow>{self.text(exponent)}</mrow></msup>", FRACTION
+
     def _print_sqrt(self, e: Op) -> tuple[str, int]:
         return f"<msqrt>{self.text(e.args[0])}</msqrt>", ATOM
 

@@ -53,15 +53,20 @@ class Logits:
 
 
 def logits(variant: Variant, mode: Mode) -> Logits:
-    """Put the raw product in place of `score`, and fold scale and log2(e) into the coefficients."""
+    """Put the raw product in place of `score`, and fold scale and log2(e) into the coefficients.
+
+    Powers are written out once derivatives are known, because kernels have no function for them.
+    """
     score = float_var(expr.SCORE)
     value = {expr.SCORE: expr.mul(_SCALE, _QK)}
     modified = variant.score if variant.score is not None else score
-    logit = expr.scaled(LOG2E, expr.substitute(modified, value))
+    logit = expr.scaled(LOG2E, expr.without_powers(expr.substitute(modified, value)))
     linear = logit == PRODUCT and not variant.decay
     if variant.decay:
         difference = expr.sub(decay_load("q", mode), decay_load("kv", mode))
         logit = expr.add(logit, difference)
-    dscore = expr.substitute(derivative(modified, score), value)
-    terms = tuple(replace(t, local=expr.substitute(t.local, value)) for t in gradient_terms(variant, mode))
+    dscore = expr.without_powers(expr.substitute(derivative(modified, score), value))
+    terms = tuple(
+        replace(t, local=expr.without_powers(expr.substitute(t.local, value))) for t in gradient_terms(variant, mode)
+    )
     return Logits(logit=logit, dscore=None if expr.is_const(dscore, 1) else dscore, linear=linear, terms=terms)

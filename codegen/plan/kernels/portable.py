@@ -78,7 +78,7 @@ def distance_backward(variant: Variant, sign: Signatures) -> KernelPlan | None:
     added = added_by_distance(variant)
     if not terms or added is None:
         return None
-    own = Logits(logit=expr.scaled(LOG2E, added), dscore=None, linear=False, terms=())
+    own = Logits(logit=expr.scaled(LOG2E, expr.without_powers(added)), dscore=None, linear=False, terms=())
     builder = KernelBuilder(variant, sign.mode, own, query_axis=0)
     tile = builder.block(partial=True, terms=(), backward=False)
     far = far_blocks(variant)

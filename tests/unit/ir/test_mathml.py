@@ -88,6 +88,7 @@ def test_masks(text: str, mathematics: str) -> None:
         ("score ** 5", "s^{5}"),
         ("(score + 1) ** 2", "(s + 1)^{2}"),
         ("score ** 0.5", "√[s]"),
+        ("(score + 1) ** -1.5", "(s + 1)^{ − 1.5}"),
         ("1 / (score - 1)", "[1 / s − 1]"),
         ("score * 0.1602994", "0.1602994 ⋅ s"),
         ("score / 512.5", "0.00195122… ⋅ s"),

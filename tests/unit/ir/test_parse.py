@@ -164,13 +164,21 @@ def test_loads() -> None:
     ("text", "same"),
     [
         ("score ** 5", "score * score * (score * score) * score"),
-        ("score ** 2.5", "(score * score) * sqrt(score)"),
+        ("score ** 0.5", "sqrt(score)"),
         ("score ** -2", "1 / (score * score)"),
         ("score ** 0", "1"),
     ],
 )
 def test_powers(text: str, same: str) -> None:
     assert score(text) == score(same)
+
+
+def test_other_powers_are_written_out_behind_derivatives() -> None:
+    assert expr.without_powers(score("score ** 2.5")) == score("(score * score) * sqrt(score)")
+    assert expr.without_powers(score("score ** -1.5")) == score("1 / (score * sqrt(score))")
+    assert expr.without_powers(score("score ** 1.7")) == score("exp(1.7 * log(score))")
+    assert expr.without_powers(score("(score ** 1.5 + 1) ** 1.7")) == score("exp(1.7 * log(score * sqrt(score) + 1))")
+    assert mask("(q_idx - kv_idx) ** 1.5 < 9") == mask("(1.0 * (q_idx - kv_idx)) * sqrt(q_idx - kv_idx) < 9")
 
 
 def test_an_expression_may_run_over_lines() -> None:
