@@ -81,9 +81,42 @@ def whole_quotient(e: Expr) -> tuple[Expr, Const] | None:
         return None
     factor, a = float(e.args[0].value), _integer_of(e.args[1])
     n = round(1.0 / abs(factor))
-    if a is None or _large_operands(a) > 1 or not 2 <= n < 2**31 or 1.0 / n != abs(factor):
+    if a is None or not 2 <= n < 2**31 or 1.0 / n != abs(factor):
+        return None
+    # Of a sum that was converted as a whole it is known that it fits 32 bits, of other sums it is not.
+    is_whole = isinstance(e.args[1], Op) and e.args[1].op == "float"
+    if _large_operands(a) > 1 and not is_whole:
         return None
     return (a if factor > 0 else neg(a)), const(n)
+
+
+def without_quotients(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    """Two floats that compare as `a` and `b` do, both times the literals by which they divide integers: see
+    `whole_quotient`."""
+    for part in (*_summands(a), *_summands(b)):
+        quotient = whole_quotient(part)
+        if quotient is not None:
+            n = int(quotient[1].value)
+            return without_quotients(_multiple(a, n), _multiple(b, n))
+    return a, b
+
+
+def _summands(e: Expr) -> list[Expr]:
+    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
+        return [part for a in e.args for part in _summands(a)]
+    return [e]
+
+
+def _multiple(e: Expr, n: int) -> Expr:
+    """`n * e`, where a quotient by `n` is its dividend, without a rounding."""
+    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
+        return _OF_FLOATS_TOO[e.op](*(_multiple(a, n) for a in e.args))
+    if isinstance(e, Const):
+        # 49 times the double that is closest to 3 / 49 is not 3, and block analysis would miss pairs that kernels keep.
+        whole = round(n * e.value)
+        return const(float(whole) if abs(n * e.value - whole) <= abs(whole) * 2.0**-40 else n * e.value)
+    quotient = whole_quotient(e)
+    return mul(const(float(n)), e) if quotient is None or quotient[1] != const(n) else to_float(quotient[0])
 
 
 def _integer_of(e: Expr) -> Expr | None:

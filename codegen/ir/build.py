@@ -30,6 +30,7 @@ from codegen.ir.arithmetic import (
     unify,
     where,
     whole_quotient,
+    without_quotients,
 )
 from codegen.ir.nodes import FALSE, TRUE, Const, Expr, Load, Op, Var, const
 from codegen.ir.types import Type
@@ -176,6 +177,8 @@ NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq
 def compare(op: str, a: Expr, b: Expr) -> Expr:
     """`lt le gt ge eq ne`. Integers are compared as integers; booleans only by `eq` and `ne`."""
     a, b = unify(a, b)
+    if a.type is Type.FLOAT:
+        a, b = without_quotients(a, b)
     if isinstance(a, Const) and isinstance(b, Const):
         return const(_COMPARE[op](a.value, b.value))
     if a.type is Type.BOOL:

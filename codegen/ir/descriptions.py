@@ -62,7 +62,8 @@ OPERATORS = {
     "*": ("numbers", "Product."),
     "/": (
         "numbers",
-        "Quotient, always a float. `int`, `floor` and `ceil` of an integer divided by a whole literal are exact.",
+        "Quotient, always a float. `int`, `floor`, `ceil` and comparisons of an integer divided by a whole literal are "
+        "exact.",
     ),
     "//": ("integers", "Quotient, rounded down."),
     "%": ("integers", "Remainder, with the sign of the divisor."),

@@ -54,7 +54,7 @@ def test_jax(fill: float) -> None:
     given, bias = drawn(fill)
 
     def total(arrays: dict[str, Any]) -> Any:
-        o: Any = band_bias(**arrays, bias=bias.numpy(), before=99, after=99, layout="bhsd")
+        o: Any = band_bias(**arrays, bias=jax.numpy.asarray(bias.numpy()), before=99, after=99, layout="bhsd")
         return o.sum(), o
 
     gradients, o = jax.grad(total, has_aux=True)({name: jax.numpy.asarray(x.numpy()) for name, x in given.items()})

@@ -181,6 +181,20 @@ def test_other_powers_are_written_out_behind_derivatives() -> None:
     assert mask("(q_idx - kv_idx) ** 1.5 < 9") == mask("(1.0 * (q_idx - kv_idx)) * sqrt(q_idx - kv_idx) < 9")
 
 
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("(q_idx - kv_idx) / 41 >= 1", "q_idx - kv_idx >= 41.0"),
+        ("kv_idx / 49 - q_idx / 7 <= 3 / 49", "1.0 * kv_idx - 7.0 * q_idx <= 3.0"),
+        ("kv_idx / -41 > -1", "-(1.0 * kv_idx) > -41.0"),
+        ("(q_idx - kv_idx) / 10 < 0.7", "q_idx - kv_idx < 7.0"),
+    ],
+)
+def test_comparisons_of_quotients_of_integers_are_exact(text: str, same: str) -> None:
+    """In float32 41 times the reciprocal of 41, by which kernels multiply, is less than 1."""
+    assert mask(text) == mask(same)
+
+
 def test_an_expression_may_run_over_lines() -> None:
     assert mask("causal\n   and\n window(4)\n") == mask("causal and window(4)")
 
