@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import struct
 from collections.abc import Callable, Mapping, Sequence
 
 from codegen.ir.language import FUNCTIONS
@@ -65,6 +66,11 @@ DTYPES = {Kind.INT: "int32", Kind.FLOAT: "float32", Kind.BOOL: "bool"}
 
 NARROW = ("int8", "int16", "uint8", "short")
 """Casts to fewer bits than the language's integers have."""
+
+HALF = ("half", "float16", "bfloat16")
+"""Casts to floats of 16 bits, to which torch rounds."""
+
+IN_FLOAT32 = "and the expression language computes in float32"
 
 UNCHANGED = ("contiguous", "clone", "item", "cuda", "cpu", "squeeze", "unsqueeze", "view_as", "expand_as")
 """Methods that leave the value of a single number as it is."""
@@ -175,6 +181,8 @@ class Functions(Arithmetic):
         """`value.to(dtype)`."""
         kind = CASTS[dtype]
         if isinstance(value, Constant):
+            if dtype in HALF and not _fits(value.value, dtype):
+                raise TranslationError(node, f"{dtype} rounds {value.value!r}, {IN_FLOAT32}")
             return self._cast_constant(value, kind, node)
         if kind is Kind.BOOL:
             return self.boolean(value, node)
@@ -182,6 +190,10 @@ class Functions(Arithmetic):
         if dtype in NARROW and not (is_bit or isinstance(value, Captured)):
             raise TranslationError(
                 node, f"numbers beyond {dtype} wrap around, and the language's integers have 32 bits"
+            )
+        if dtype in HALF and not isinstance(value, Captured):
+            raise TranslationError(
+                node, f"{dtype} rounds numbers, {IN_FLOAT32}; leave the conversion out, or write .float()"
             )
         x = self.number(value, node)
         if kind is Kind.INT and x.kind is not Kind.INT:
@@ -293,6 +305,18 @@ class Functions(Arithmetic):
             truths = [bool(value.value) for value in values if isinstance(value, Constant)]
             return Constant(all(truths) if is_and else any(truths))
         return logical(is_and, [self.boolean(value, node) for value in values])
+
+
+def _fits(value: object, dtype: str) -> bool:
+    """True for a number that a float of 16 bits holds without a rounding."""
+    if not isinstance(value, int | float):
+        return False
+    try:
+        if dtype == "bfloat16":  # the upper half of a float32
+            return struct.pack(">f", value)[2:] == b"\0\0" and struct.unpack(">f", struct.pack(">f", value)) == (value,)
+        return struct.unpack("e", struct.pack("e", value)) == (value,)
+    except OverflowError:
+        return False
 
 
 def is_filled(value: ast.expr) -> bool:

@@ -149,6 +149,39 @@ def test_what_torch_does_to_gradients_and_to_narrow_integers_is_not_ported(tmp_p
     assert "same_byte: numbers beyond uint8 wrap around" in report.failures[1]
 
 
+def test_conversions_to_floats_of_16_bits_are_not_ported(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        def rounded(score, b, h, q_idx, kv_idx):
+            return score.to(torch.bfloat16) - (q_idx - kv_idx)
+        def far(score, b, h, q_idx, kv_idx):
+            return score - (q_idx - kv_idx).half()
+        def typed(score, b, h, q_idx, kv_idx):
+            return score - (q_idx > kv_idx).type(torch.float16)
+        def near_a_tenth(score, b, h, q_idx, kv_idx):
+            return score * torch.tensor(0.1, dtype=torch.bfloat16)
+        def kept(score, b, h, q_idx, kv_idx):
+            lowest = torch.tensor(-float("inf"), dtype=torch.float16)
+            return torch.where(q_idx >= kv_idx, score + bias[h].half(), lowest).to(score.dtype)
+        """,
+    )
+    assert report.ported == ("kept",)
+    assert "score: where(q_idx >= kv_idx, score + bias[h], -inf)\n" in report.text
+    reasons = [line.split(": ", 2)[1:] for line in report.failures]
+    rounds = "rounds numbers, and the expression language computes in float32; leave the conversion out, or write"
+    assert reasons == [
+        ["rounded", f"bfloat16 {rounds} .float(): score.to(torch.bfloat16)"],
+        ["far", f"half {rounds} .float(): (q_idx - kv_idx).half()"],
+        ["typed", f"float16 {rounds} .float(): (q_idx > kv_idx).type(torch.float16)"],
+        [
+            "near_a_tenth",
+            "bfloat16 rounds 0.1, and the expression language computes in float32: "
+            "torch.tensor(0.1, dtype=torch.bfloat16)",
+        ],
+    ]
+
+
 def test_flags_that_are_taken_as_their_defaults_are_named(tmp_path: Path) -> None:
     report = _port(
         tmp_path,
