@@ -45,6 +45,16 @@ def call(name: str, *arguments: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name), list(arguments), [])
 
 
+def no_number(value: Value) -> str:
+    """Why a constant that is used as a number is none."""
+    assert isinstance(value, Constant)
+    if value.value is None and value.not_given:
+        return f"argument {value.not_given} has the default None; port a `partial` of the function that gives it"
+    if value.value is None and value.default_of:
+        return f"argument {value.default_of} has the default None; port a call of the factory that gives it"
+    return f"{value.value!r} is no number"
+
+
 class Arithmetic:
     """Builds expressions. `guesses`: captured name -> the kind that its uses require, filled while expressions are
     built; `seen`: the captured names that an expression reads. Both have the keys of captured values."""
@@ -60,7 +70,7 @@ class Arithmetic:
         if isinstance(value, Constant):
             made = literal(value.value)
             if made is None:
-                raise TranslationError(node, f"{value.value!r} is no number")
+                raise TranslationError(node, no_number(value))
             kinds = {bool: Kind.BOOL, int: Kind.INT}
             return Symbol(made, kinds.get(type(value.value), Kind.FLOAT))
         if isinstance(value, Captured):
@@ -162,8 +172,11 @@ class Arithmetic:
         if not (isinstance(left, Constant) and isinstance(right, Constant) and type(op) in _FOLDED):
             return None
         a, b = left.value, right.value
-        if not (isinstance(a, int | float) and isinstance(b, int | float)):
-            raise TranslationError(node, "its operands are no numbers")
+        for value in (left, right):
+            if not isinstance(value.value, int | float):
+                raise TranslationError(node, no_number(value))
+        assert isinstance(a, int | float)
+        assert isinstance(b, int | float)
         try:
             if isinstance(op, ast.Pow | ast.LShift) and abs(b) > MOST_EXPONENT:
                 raise OverflowError
@@ -239,7 +252,9 @@ class Arithmetic:
                 pairs = zip(ops, known, known[1:], strict=False)
                 return Constant(all(_COMPARED[type(op)](a, b) for op, a, b in pairs))
             except TypeError:
-                raise TranslationError(node, "these constants cannot be compared") from None
+                nothing = [value for value in values if value == Constant(None)]
+                reason = no_number(nothing[0]) if nothing else "these constants cannot be compared"
+                raise TranslationError(node, reason) from None
         if len(ops) == 1 and isinstance(ops[0], ast.Is | ast.IsNot) and Constant(None) in values:
             other = next(value for value in values if value != Constant(None))
             if isinstance(other, Symbol):

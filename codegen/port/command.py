@@ -11,8 +11,19 @@ from pathlib import Path
 
 from codegen.load.spec_file import library_macros, load
 from codegen.port.entry import DeclarationError, Entry, Formula, make_entry, yaml_lines
+from codegen.port.same import fingerprint
 from codegen.port.statements import FileReader, Issue
-from codegen.port.values import BlockMask, Kind, Mod, TranslationError, defaults_around, is_mod, is_score
+from codegen.port.values import (
+    BlockMask,
+    Closure,
+    Kind,
+    Mod,
+    TranslationError,
+    Unread,
+    defaults_around,
+    is_mod,
+    is_score,
+)
 from codegen.spec.names import variant_problem
 from codegen.util.errors import CodegenError, SpecError, did_you_mean
 
@@ -61,11 +72,13 @@ def port(path: Path, functions: Sequence[str] = ()) -> Report:
         raise CodegenError(f"{path}: this cannot be parsed: {error}") from None
     reader = FileReader(tree, {})
     choices = _named_choices(path, reader, functions) if functions else _choices(reader)
-    unread = {} if functions else reader.unread
-    if not (choices or unread):
+    macros = library_macros()
+    if not functions:
+        choices = [c for c in choices if not (_is_base(reader, c) and _translate(tree, c, path, macros).issues)]
+    choices = _unique(choices)
+    if not choices:
         wanted = "mask_mod(b, h, q_idx, kv_idx) or score_mod(score, b, h, q_idx, kv_idx)"
         raise CodegenError(f"{path}: no function like {wanted} was found")
-    macros = library_macros()
     blocks, failures, ported = [], [], []
     results = [(choice, _translate(tree, choice, path, macros)) for choice in choices]
     _check(results)
@@ -77,11 +90,6 @@ def port(path: Path, functions: Sequence[str] = ()) -> Report:
         else:
             ported.append(choice.name)
             blocks.append("\n".join(yaml_lines(result.entry)))
-    for name, problem in unread.items():
-        if name not in reader.instantiated and problem.node is not None:
-            line = f"{path}:{getattr(problem.node, 'lineno', 0)}: {name}: {problem.reason}: {ast.unparse(problem.node)}"
-            failures.append(line)
-            blocks.append(f"  # {name} is not ported:\n  #   {line}")
     head = f"# Ported from {path.name} by `codegen port`. What a comment calls guessed is to be checked.\n"
     key = "variants:\n" if ported else "# No entry could be made.\n"
     return Report(head + key + "\n".join(blocks) + "\n", tuple(failures), tuple(ported))
@@ -94,17 +102,21 @@ def _choices(reader: FileReader) -> list[Choice]:
     choices: list[Choice] = []
     for pair in reader.pairs:
         mask, score = pair.mask.mask if isinstance(pair.mask, BlockMask) else pair.mask, pair.score
-        names = tuple(reader.name_of(mod) for mod in (mask, score) if is_mod(mod))
+        names = tuple(reader.name_of(mod) for mod in (mask, score) if is_mod(mod) and not isinstance(mod, Unread))
         parts = tuple(name for name in names if name is not None)
         if len(parts) == 2:
             if parts not in [choice.parts for choice in choices]:
-                choices.append(Choice("_".join(dict.fromkeys(map(_short_name, parts))), parts, pair.line))
+                choices.append(Choice(_entry_name(reader, parts), parts, pair.line))
             paired |= set(parts)
+    unread: set[str] = set()
     for found in {found.name: found for found in reader.found}.values():
-        if found.name not in paired | reader.instantiated:
-            choices.append(Choice(_short_name(found.name), (found.name,), found.line))
-    choices.sort(key=lambda choice: choice.line)
-    return _unique(choices)
+        if found.name not in paired and found.made_by not in reader.instantiated:
+            mod = fingerprint(found.mod)
+            if isinstance(found.mod, Unread) and mod in unread:
+                continue
+            unread.add(mod)
+            choices.append(Choice(_entry_name(reader, (found.name,)), (found.name,), found.line))
+    return sorted(choices, key=lambda choice: choice.line)
 
 
 def _named_choices(path: Path, reader: FileReader, functions: Sequence[str]) -> list[Choice]:
@@ -119,9 +131,21 @@ def _named_choices(path: Path, reader: FileReader, functions: Sequence[str]) -> 
         kinds = [is_score(known[part].mod) for part in parts]
         if len(parts) > 2 or len(set(kinds)) < len(kinds):
             raise CodegenError(f"--function: expected one mask and one score joined by '+', got {function!r}")
-        name = "_".join(dict.fromkeys(map(_short_name, parts)))
-        choices.append(Choice(name, parts, known[parts[0]].line))
-    return _unique(choices)
+        choices.append(Choice(_entry_name(reader, parts), parts, known[parts[0]].line))
+    return choices
+
+
+def _entry_name(reader: FileReader, parts: Sequence[str]) -> str:
+    """The name of an entry of one or two mods."""
+    titles = {found.name: found.title or found.name for found in reader.found}
+    return "_".join(dict.fromkeys(_short_name(titles[part]) for part in parts))
+
+
+def _is_base(reader: FileReader, choice: Choice) -> bool:
+    """True for a function that the file completes by `partial`, and may be no mod without these arguments."""
+    mods = _mods(reader, choice)
+    nodes = [found.mod.node for found in reader.found if isinstance(found.mod, Closure) and found.mod.bound]
+    return all(isinstance(mod, Closure) and not mod.bound and mod.node in nodes for mod in mods)
 
 
 def _unique(choices: Sequence[Choice]) -> list[Choice]:

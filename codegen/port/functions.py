@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 
 from codegen.ir.language import FUNCTIONS
-from codegen.port.arithmetic import Arithmetic, call, logical
+from codegen.port.arithmetic import Arithmetic, call, logical, no_number
 from codegen.port.values import Captured, Constant, Kind, Library, Symbol, TranslationError, Value
 
 Arguments = Sequence[Value]
@@ -205,7 +205,7 @@ class Functions(Arithmetic):
     def _cast_constant(self, value: Constant, kind: Kind, node: ast.AST) -> Constant:
         types = {Kind.INT: int, Kind.FLOAT: float, Kind.BOOL: bool}
         if not isinstance(value.value, int | float | str):
-            raise TranslationError(node, f"{value.value!r} is no number")
+            raise TranslationError(node, no_number(value))
         try:
             return Constant(types[kind](value.value))
         except (ValueError, OverflowError):

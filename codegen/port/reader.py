@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from codegen.port.functions import CONSTANTS, DTYPES, KNOWN, REDUCTIONS, Functions
 from codegen.port.values import (
-    BlockMask,
     Captured,
     Closure,
     Constant,
     Failed,
+    Function,
     Joined,
     Kind,
     Library,
     Method,
+    Mod,
     Scope,
     Several,
     Symbol,
     TranslationError,
     Undecided,
+    UndecidedError,
+    Unread,
     Value,
-    is_mod,
+    is_score,
     literal,
-    parts_of_call,
 )
 
 INDEX_ARGUMENTS = tuple(Symbol(ast.Name(name), Kind.INT) for name in ("b", "h", "q_idx", "kv_idx"))
@@ -34,24 +36,26 @@ SCORE_ARGUMENT = Symbol(ast.Name("score"), Kind.FLOAT)
 LIBRARIES = ("torch", "math", "functools")
 """Modules that a snippet may use without an import."""
 
-FLEX = ("and_masks", "or_masks", "noop_mask", "create_block_mask", "flex_attention")
-BUILTINS = ("abs", "min", "max", "int", "float", "bool", "round", "pow", "len", "range", "print", "isinstance")
-KEPT_FUNCTION = ("compile", "lru_cache", "cache", "wraps", "vmap")
+IMPORTED = ("and_masks", "or_masks", "noop_mask", "create_block_mask", "flex_attention", "partial")
+"""Functions that it may use without an import."""
+DECORATORS = ("staticmethod", "classmethod", "property")
+BUILTINS = (
+    *("abs", "min", "max", "int", "float", "bool", "round", "pow", "len", "range", "print", "isinstance"),
+    *DECORATORS,
+)
+KEPT_FUNCTION = (
+    *("compile", "lru_cache", "cache", "cached_property", "wraps", "update_wrapper", "vmap", *DECORATORS),
+    *("no_grad", "inference_mode", "script", "disable", "allow_in_graph", "abstractmethod", "override", "final"),
+)
 """Functions that return the function they are given, without a change that matters to a mod."""
+KEEPERS = ("torch", "functools", "abc", "typing", "typing_extensions")
+"""Modules that these functions come from, if they are not built in."""
 
+NO_STARS = "arguments are written one by one, not with * or **"
 NO_SIZES = "the size of a tensor is not known; the call's lengths are q_len and kv_len in an entry"
 
 MOST_CALLS = 40
 """Deepest nesting of calls. An endless recursion is an error; FlexAttention could not trace it either."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A mask and a score that one call of `flex_attention` uses."""
-
-    mask: Value
-    score: Value
-    line: int
 
 
 class ExpressionReader(Functions):
@@ -59,16 +63,15 @@ class ExpressionReader(Functions):
 
     def __init__(self, guesses: dict[str, Kind]) -> None:
         super().__init__(guesses)
-        self.pairs: list[Pair] = []
-        self.joins: list[tuple[Joined, int]] = []
-        """Arguments of `create_block_mask` that join masks, with their lines."""
         self.depth = 0
         self.strict = False
         self.defaults_read: set[str] = set()
-        self.assigned: dict[str, dict[str, ast.expr]] = {}
-        """Path of an attribute -> the expressions that the file assigns to it, by their source."""
-        self.unread: dict[str, TranslationError] = {}
-        """Factory -> why the masks that it joins are not known."""
+        self.assigned: dict[str, dict[str, tuple[ast.expr, Value | None]]] = {}
+        """Path of an attribute -> the expressions that the file assigns to it, by their source, and their values."""
+        self.outdated: list[Several] = []
+        """Lists as they were before the file changed them."""
+        self.visited: set[ast.expr] = set()
+        """The calls and lambdas that were read since a statement began."""
 
     def read(self, node: ast.expr, scope: Scope) -> Value:
         """The value of an expression; raises `TranslationError`."""
@@ -92,19 +95,25 @@ class ExpressionReader(Functions):
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 return self.read(body if self.decided(test, scope) else orelse, scope)
             case ast.Lambda():
-                return Closure(node, scope, f"lambda_{node.lineno}")
+                self.visited.add(node)
+                return self.note(Closure(node, scope, f"lambda_{node.lineno}"), node)
             case ast.Tuple(elts=items) | ast.List(elts=items):
                 return Several(tuple(self.read(item, scope) for item in items))
             case ast.Call(func=function, args=args, keywords=keywords):
-                return self._call(node, function, args, keywords, scope)
+                self.visited.add(node)
+                return self.note(self._call(node, function, args, keywords, scope), node)
         raise TranslationError(node, "this syntax has no counterpart in the expression language")
+
+    def note(self, value: Value, node: ast.expr) -> Value:
+        """The value of a call or a lambda, which readers of mods keep."""
+        raise NotImplementedError
 
     def decided(self, test: ast.expr, scope: Scope) -> bool:
         """The truth of a condition that constants decide; raises `TranslationError` for any other condition."""
         value = self.read(test, scope)
         if isinstance(value, Constant | Several):
             return bool(value.value if isinstance(value, Constant) else value.items)
-        if isinstance(value, Closure | Joined):
+        if isinstance(value, Closure | Joined | Unread):
             return True
         if isinstance(value, Failed):
             raise TranslationError(None)
@@ -114,10 +123,10 @@ class ExpressionReader(Functions):
             else set()
         )
         if reads & {"score", "b", "h", "q_idx", "kv_idx"}:
-            raise TranslationError(
+            raise UndecidedError(
                 test, "the branch depends on data, which FlexAttention cannot trace either; use torch.where"
             )
-        raise TranslationError(test, "the branch depends on a value that is not in this file; write that as a constant")
+        raise UndecidedError(test, "the branch depends on a value that is not in this file; write that as a constant")
 
     # ------------------------------------------------------------------------------------------------ names and indices
 
@@ -126,14 +135,16 @@ class ExpressionReader(Functions):
         if isinstance(value, Failed):
             raise TranslationError(None)
         if isinstance(value, Undecided):
-            raise TranslationError(node, value.reason)
+            raise UndecidedError(node, value.reason)
+        if any(value is before for before in self.outdated):
+            return Captured(name)
         if isinstance(value, Constant) and value.default_of:
             self.defaults_read.add(value.default_of)
         if value is not None:
             return value
         if name == "noop_mask":
             return Joined(True, (), "noop")
-        if name in LIBRARIES or name in FLEX or name in BUILTINS:
+        if name in LIBRARIES or name in IMPORTED or name in BUILTINS:
             return Library(name)
         if name == "F":
             return Library("torch.nn.functional")
@@ -157,9 +168,11 @@ class ExpressionReader(Functions):
             raise TranslationError(node, NO_SIZES)
         if isinstance(owner, Captured) and not owner.indices:
             found = Captured(name, owner=owner.path)
-            values = list(self.assigned.get(found.path, {}).values())
-            is_made = len(values) == 1 and isinstance(values[0], ast.Call)
-            return replace(found, made_by=values[0]) if is_made else found
+            assigned = list(self.assigned.get(found.path, {}).values())
+            made_by, value = assigned[0] if len(assigned) == 1 else (None, None)
+            if value is not None:
+                return value
+            return replace(found, made_by=made_by) if isinstance(made_by, ast.Call) else found
         raise TranslationError(node, f"'.{name}' has no counterpart in the expression language")
 
     def _subscript(self, node: ast.Subscript, owner: Value, index: ast.expr, scope: Scope) -> Value:
@@ -197,9 +210,15 @@ class ExpressionReader(Functions):
             called = self._attribute(function, owner, function.attr, is_called=True)
         else:
             called = self.read(function, scope)
-        if any(isinstance(arg, ast.Starred) for arg in args) or any(keyword.arg is None for keyword in keywords):
-            raise TranslationError(node, "arguments are written one by one, not with * or **")
-        values, options = self._arguments(called, args, keywords, scope)
+        return self.call_value(node, called, args, keywords, scope)
+
+    def call_value(
+        self, node: ast.Call, called: Value, args: list[ast.expr], keywords: list[ast.keyword], scope: Scope
+    ) -> Value:
+        """The result of a call of a value."""
+        values, options = self._arguments(node, called, args, keywords, scope)
+        if isinstance(called, Unread):
+            raise TranslationError(called.node, called.reason)
         if isinstance(called, Closure):
             return self.call(called, values, options, node)
         if isinstance(called, Joined):
@@ -207,17 +226,17 @@ class ExpressionReader(Functions):
         if isinstance(called, Method):
             return self._method(called, values, options, node)
         if isinstance(called, Library):
-            return self._library(called, values, options, node)
+            return self.library(called, values, options, node)
         if isinstance(called, Captured) and not called.indices:
             raise TranslationError(node, f"'{called.name}' is no function of this file, so its result is not known")
         raise TranslationError(node, "what is called here is no function of this file")
 
     def _arguments(
-        self, called: Value, args: list[ast.expr], keywords: list[ast.keyword], scope: Scope
+        self, node: ast.Call, called: Value, args: list[ast.expr], keywords: list[ast.keyword], scope: Scope
     ) -> tuple[list[Value], dict[str, Value]]:
-        """The arguments of a call. FlexAttention's own functions, and outside of a mod the file's, may get arguments
-        that cannot be translated; these become captured values, with the names of the parameters."""
-        flexible = isinstance(called, Library) and called.last in (*FLEX, *KEPT_FUNCTION, "partial")
+        """The arguments of a call. Functions that keep what they are given, and outside of a mod the file's, may get
+        arguments that cannot be translated; these become captured values, with the names of the parameters."""
+        flexible = isinstance(called, Library) and (self.is_kept(called) or called.last == "partial")
         parameters: list[str] = []
         if isinstance(called, Closure) and not self.strict:
             flexible, parameters = True, [parameter.arg for parameter in called.parameters]
@@ -230,31 +249,48 @@ class ExpressionReader(Functions):
                     raise
                 return Captured(parameter, made_by=argument)
 
-        names = [*parameters, *["argument"] * len(args)]
-        values = [read(arg, name) for arg, name in zip(args, names, strict=False)]
+        if any(keyword.arg is None for keyword in keywords):
+            raise TranslationError(node, NO_STARS)
+        values: list[Value] = []
+        for arg in args:
+            if isinstance(arg, ast.Starred):
+                values += self.starred(node, arg, scope)
+            else:
+                place = len(values)
+                values.append(read(arg, parameters[place] if place < len(parameters) else "argument"))
         return values, {keyword.arg: read(keyword.value, keyword.arg) for keyword in keywords if keyword.arg}
 
-    def _library(self, called: Library, args: list[Value], options: Mapping[str, Value], node: ast.Call) -> Value:
+    def starred(self, node: ast.Call, argument: ast.Starred, scope: Scope) -> tuple[Value, ...]:
+        """The arguments that `*argument` stands for in a call."""
+        try:
+            value = self.read(argument.value, scope)
+        except UndecidedError:
+            raise
+        except TranslationError:
+            value = None
+        if not isinstance(value, Several):
+            raise TranslationError(node, NO_STARS)
+        return value.items
+
+    def is_kept(self, function: Library) -> bool:
+        """True for a function that returns the function it is given."""
+        module, dot, _ = function.path.partition(".")
+        return function.last in KEPT_FUNCTION and (not dot or module in KEEPERS)
+
+    def library(self, called: Library, args: list[Value], options: Mapping[str, Value], node: ast.Call) -> Value:
+        """The result of a function of another module."""
         name = called.last
-        if name in ("and_masks", "or_masks"):
-            parts = tuple(arg for arg in args if is_mod(arg))
-            if len(parts) != len(args):
-                raise TranslationError(node, f"every argument of {name} must be a mask_mod of this file")
-            return Joined(name == "and_masks", parts, f"{'and' if name == 'and_masks' else 'or'}_{node.lineno}")
-        if name == "create_block_mask":
-            mask = args[0] if args else options.get("mask_mod", Constant(None))
-            if isinstance(mask, Joined) and mask.parts:
-                self.joins.append((mask, node.lineno))
-            return BlockMask(mask)
-        if name == "flex_attention":
-            mask = options.get("block_mask", args[4] if len(args) > 4 else Constant(None))
-            score = options.get("score_mod", args[3] if len(args) > 3 else Constant(None))
-            self.pairs.append(Pair(mask.mask if isinstance(mask, BlockMask) else mask, score, node.lineno))
-            return Captured("out")
-        if name in KEPT_FUNCTION:
-            return args[0] if args else called
-        if name == "partial" and args and isinstance(args[0], Closure):
-            return replace(args[0], bound={**args[0].bound, **options}, first=(*args[0].first, *args[1:]))
+        if self.is_kept(called):
+            if name == "wraps":  # wraps(f) is partial(update_wrapper, wrapped=f)
+                return Library("functools.update_wrapper")
+            return args[0] if args and not isinstance(args[0], Constant) else called
+        if name == "partial" and args:
+            function = args[0]
+            if isinstance(function, Closure):
+                return replace(function, bound={**function.bound, **options}, first=(*function.first, *args[1:]))
+            if isinstance(function, Library) and self.is_kept(function):
+                return function
+            raise TranslationError(node, "what partial gets is no function of this file")
         if name == "finfo":
             raise TranslationError(node, "the lowest float is no mask: write float('-inf'), which leaves the pair out")
         if (name in KNOWN and "." in called.path) or name in (
@@ -278,19 +314,17 @@ class ExpressionReader(Functions):
             raise TranslationError(node, NO_SIZES)
         return self.apply(called.name, [called.owner, *args], options, node)
 
-    def note_unread(self, factory: str, error: TranslationError) -> None:
-        """Keep the error of a factory if it is about `and_masks` or `or_masks`: the factory makes a mask."""
-        if isinstance(error.node, ast.Call) and ast.unparse(error.node.func).endswith(("and_masks", "or_masks")):
-            self.unread[factory] = error
-
     def call_joined(self, mask: Joined, args: list[Value], node: ast.AST) -> Value:
         """`and_masks(f, g)(b, h, q_idx, kv_idx)`."""
-        values = [
-            self.call_joined(part, args, node) if isinstance(part, Joined) else self.call(part, args, {}, node)
-            for part in mask.parts
-        ]
+        values = [self.call_mod(part, args, node) for part in mask.parts]
         # Captured names that are parts of a mask are booleans.
         return self.all_of(mask.is_and, [self.boolean(value, node) for value in values], node)
+
+    def call_mod(self, mod: Mod, args: list[Value], node: ast.AST) -> Value:
+        """The result of a mod."""
+        if isinstance(mod, Unread):
+            raise TranslationError(mod.node, mod.reason)
+        return self.call_joined(mod, args, node) if isinstance(mod, Joined) else self.call(mod, args, {}, node)
 
     def call(self, called: Closure, args: list[Value], options: Mapping[str, Value], node: ast.AST) -> Value:
         """The result of a function of the file."""
@@ -302,7 +336,7 @@ class ExpressionReader(Functions):
         finally:
             self.depth -= 1
 
-    def run(self, function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope) -> Value:
+    def run(self, function: Function, scope: Scope) -> Value:
         """The value that the body of a function returns."""
         raise NotImplementedError
 
@@ -325,19 +359,17 @@ class ExpressionReader(Functions):
             if parameter.arg not in scope.names:
                 if parameter.arg not in defaults:
                     raise TranslationError(node, f"the argument '{parameter.arg}' of the function is missing")
-                scope.names[parameter.arg] = self.read(defaults[parameter.arg], called.scope)
+                value = self.read(defaults[parameter.arg], called.scope)
+                is_none = isinstance(value, Constant) and value.value is None
+                scope.names[parameter.arg] = Constant(None, not_given=parameter.arg) if is_none else value
         return scope
 
-    def expression(self, mod: Closure | Joined, node: ast.AST) -> Symbol:
+    def expression(self, mod: Mod, node: ast.AST) -> Symbol:
         """A mod as an expression of the language."""
-        args = list(INDEX_ARGUMENTS)
-        if isinstance(mod, Joined):
-            return self.boolean(self.call_joined(mod, list(args), node), node)
-        if parts_of_call(mod) == 5:
-            value = self.guess(self.number(self.call(mod, [SCORE_ARGUMENT, *args], {}, node), node), Kind.FLOAT)
-        else:
-            value = self.boolean(self.call(mod, list(args), {}, node), node)
-        return value
+        if is_score(mod):
+            value = self.call_mod(mod, [SCORE_ARGUMENT, *INDEX_ARGUMENTS], node)
+            return self.guess(self.number(value, node), Kind.FLOAT)
+        return self.boolean(self.call_mod(mod, list(INDEX_ARGUMENTS), node), node)
 
 
 def default_number(node: ast.expr | None) -> int | float | None:

@@ -7,41 +7,38 @@ caller of the op gives. Inside a mod such a statement is a problem.
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from codegen.port.candidates import Candidates
 from codegen.port.functions import is_filled
-from codegen.port.reader import ExpressionReader, default_number
 from codegen.port.values import (
+    BlockMask,
     Captured,
     Closure,
     Constant,
     Failed,
-    Found,
     Function,
     Kind,
     Library,
-    Mod,
     Scope,
     Several,
     Symbol,
     TranslationError,
     Undecided,
+    UndecidedError,
     Value,
     is_mod,
     is_too_long,
     named,
 )
 
-_ANY_MOD = re.compile(r"_*(mask|score)?_?(mod|fn|mask|score|inner|func|lambda_\d+|(and|or)_\d+)")
-"""Names that say nothing about what a mod does."""
-
 LOOP = "a loop; write its steps one after the other, or as one expression"
 EFFECT = "a mod that changes a tensor or an object has an effect beside its result"
 MOST_STEPS = 20_000
-"""Most statements that are run to read a file: in a large library, calls of calls would never come to an end."""
+"""Most statements of functions that are run for their calls: in a large library, calls of calls would never come to an
+end."""
 
 _REFUSED: dict[type[ast.stmt], str] = {
     ast.For: LOOP,
@@ -66,99 +63,16 @@ class Issue:
     reason: str
 
 
-class FileReader(ExpressionReader):
-    """Interprets a file abstractly. `found` are its mods, `instantiated` the factories that the file itself calls."""
+class FileReader(Candidates):
+    """Interprets a file abstractly."""
 
     def __init__(self, tree: ast.Module, guesses: dict[str, Kind]) -> None:
         super().__init__(guesses)
-        self.found: list[Found] = []
         self.issues: list[Issue] = []
         self.assertions: dict[str, None] = {}
-        self.instantiated: set[str] = set()
-        self.registers = True
         self.steps = 0
-        self._unexplored: list[Closure] = []
         self.block(tree.body, Scope())
-        self._explore_all()
-
-    def node_of(self, mod: Mod) -> ast.AST:
-        """The syntax node that an error about a whole mod points at."""
-        if isinstance(mod, Closure):
-            return mod.node
-        return self.node_of(mod.parts[0]) if mod.parts else ast.Name("noop_mask", lineno=0)
-
-    # ------------------------------------------------------------------------------------------------------- candidates
-
-    def _register(self, name: str, mod: Mod, line: int) -> None:
-        if self.registers:
-            self.found.append(Found(name, mod, line))
-
-    def _explore_all(self) -> None:
-        """Call every function that is no mod, with captured values as arguments, to find the mods that it makes."""
-        while self._unexplored:
-            closure = self._unexplored.pop(0)
-            before = len(self.found)
-            try:
-                value = self.run(closure.node, self._open_scope(closure))
-            except TranslationError as error:
-                value = Constant(None)
-                self.note_unread(closure.label, error)
-            if is_mod(value):
-                del self.found[before:]
-                name = _factory_name(closure, value)
-                self._register(name, replace(value, label=name), closure.node.lineno)
-            for place, found in enumerate(self.found[before:], start=before):
-                if _ANY_MOD.fullmatch(found.name) and found.name != closure.label:
-                    self.found[place] = replace(found, name=f"{closure.label}_{found.name}")
-        for joined, line in self.joins:
-            if self.name_of(joined) is None:  # the file gives it no name
-                self._register("_".join(part.label for part in joined.parts), joined, line)
-        self._tell_apart()
-
-    def _tell_apart(self) -> None:
-        """Give mods with the same name, for instance in both branches of an `if`, different names."""
-        lines: dict[str, set[int]] = {}
-        for found in self.found:
-            lines.setdefault(found.name, set()).add(found.line)
-        for place, found in enumerate(self.found):
-            if len(lines[found.name]) > 1:
-                self.found[place] = replace(found, name=f"{found.name}_{found.line}")
-
-    def name_of(self, mod: Mod) -> str | None:
-        """The name under which a mod was found."""
-        return next((found.name for found in self.found if named(found.mod, "") == named(mod, "")), None)
-
-    def _open_scope(self, closure: Closure) -> Scope:
-        arguments = closure.node.args
-        scope = Scope(closure.scope)
-        positional = [*arguments.posonlyargs, *arguments.args]
-        defaults: dict[str, ast.expr | None] = dict(
-            zip([p.arg for p in positional[::-1]], arguments.defaults[::-1], strict=False)
-        )
-        defaults |= {p.arg: d for p, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
-        extra = [p for p in (arguments.vararg, arguments.kwarg) if p is not None]
-        for parameter in [*positional, *arguments.kwonlyargs, *extra]:
-            name, default = parameter.arg, defaults.get(parameter.arg)
-            annotation = "" if parameter.annotation is None else ast.unparse(parameter.annotation).split(".")[-1]
-            number = default_number(default)
-            if number is not None and not annotation:
-                annotation = type(number).__name__
-            if isinstance(default, ast.Constant) and number is None:
-                scope.names[name] = Constant(default.value, default_of=name)
-            else:
-                scope.names[name] = Captured(name, annotation=annotation.strip("'\""), example=number)
-        return scope
-
-    def call(self, called: Closure, args: list[Value], options: Mapping[str, Value], node: ast.AST) -> Value:
-        before, self.registers = self.registers, False
-        try:
-            value = super().call(called, args, options, node)
-        finally:
-            self.registers = before
-        if is_mod(value) and not is_mod(called):
-            self.instantiated.add(called.label)
-            return named(value, called.label)
-        return value
+        self.explore_all()
 
     def run(self, function: Function, scope: Scope) -> Value:
         if isinstance(function, ast.Lambda):
@@ -190,19 +104,20 @@ class FileReader(ExpressionReader):
     def block(self, statements: Sequence[ast.stmt], scope: Scope) -> Value | None:
         """The value that a list of statements returns, None if it runs to its end."""
         for statement in statements:
-            self.steps += 1
-            if self.steps > MOST_STEPS:
+            self.steps += self.depth > 0
+            if self.depth > 0 and self.steps > MOST_STEPS:
                 raise TranslationError(
                     statement, "the file takes too many steps to read; move its mods to one of their own"
                 )
-            if isinstance(statement, ast.Return):
-                return self._returned(statement, scope)
-            if isinstance(statement, ast.If):
-                value = self._branch(statement, scope)
-                if value is not None:
-                    return value
-            else:
-                self._statement(statement, scope)
+            with self.searching(statement, scope):
+                if isinstance(statement, ast.Return):
+                    return self._returned(statement, scope)
+                if isinstance(statement, ast.If):
+                    value = self._branch(statement, scope)
+                    if value is not None:
+                        return value
+                else:
+                    self._statement(statement, scope)
         return None
 
     def _returned(self, statement: ast.Return, scope: Scope) -> Value:
@@ -211,7 +126,7 @@ class FileReader(ExpressionReader):
             for item in value.items:
                 known = [found.mod for found in self.found]
                 if is_mod(item) and item not in known:
-                    self._register(item.label, item, statement.lineno)
+                    self.register(item.label, item, statement.lineno)
         return value
 
     def _read_strictly(self, node: ast.expr, scope: Scope) -> Value:
@@ -230,7 +145,7 @@ class FileReader(ExpressionReader):
             case ast.Import() | ast.ImportFrom():
                 self._import(statement, scope)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                self._function(statement, scope)
+                self.define(statement, scope)
             case ast.Assign(targets=targets, value=value):
                 fresh = Scope(scope)  # the value is read before any name changes
                 for target in targets:
@@ -262,7 +177,8 @@ class FileReader(ExpressionReader):
         """Read a statement outside of a mod: names that it assigns become captured, and mods in it are found."""
         if isinstance(statement, ast.Expr):
             with suppress(TranslationError):
-                self.read(statement.value, scope)
+                if not self._changes_list(statement.value, scope):
+                    self.read(statement.value, scope)
             return
         if isinstance(statement, ast.ClassDef):
             self.block([s for s in statement.body if not isinstance(s, ast.Expr)], Scope(scope))
@@ -280,6 +196,28 @@ class FileReader(ExpressionReader):
                     value = scope.names.get(changed.id)
                     if not isinstance(value, Closure):
                         scope.names[changed.id] = Captured(changed.id)
+                elif isinstance(changed, ast.Attribute) and isinstance(owner := changed.value, ast.Name):
+                    is_list = isinstance(scope.names.get(owner.id), Several)  # which a method may change
+                    scope.names |= {owner.id: Captured(owner.id)} if is_list else {}
+
+    def _changes_list(self, node: ast.expr, scope: Scope) -> bool:
+        """True for a call of a list's method. `append` is followed; after any other the list is not known."""
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            return False
+        owner = node.func.value
+        if not isinstance(owner, ast.Name):
+            return False
+        old = scope.find(owner.id)
+        if not isinstance(old, Several):
+            return False
+        new: Value = Captured(owner.id)
+        if node.func.attr == "append" and len(node.args) == 1 and not node.keywords:
+            with suppress(TranslationError):
+                new = Several((*old.items, self.read(node.args[0], scope)))
+        self.outdated.append(old)
+        if scope.names.get(owner.id) is old:
+            scope.names[owner.id] = new
+        return True
 
     def _import(self, statement: ast.Import | ast.ImportFrom, scope: Scope) -> None:
         for name in statement.names:
@@ -291,19 +229,6 @@ class FileReader(ExpressionReader):
             elif name.name != "*":
                 scope.names[name.asname or name.name] = Library(f"{statement.module or ''}.{name.name}")
 
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
-        closure = Closure(node, scope, node.name)
-        parameters = closure.parameters
-        if parameters and parameters[0].arg in ("self", "cls"):
-            # A method may be a mod, which the call of its object completes.
-            method = replace(closure, first=(Captured(parameters[0].arg),))
-            closure = method if is_mod(method) else closure
-        scope.names[node.name] = closure
-        if is_mod(closure):
-            self._register(node.name, closure, node.lineno)
-        elif self.registers:
-            self._unexplored.append(closure)
-
     def _assign(self, target: ast.expr, value: ast.expr, scope: Scope, reads: Scope, statement: ast.stmt) -> None:
         """Give a name of `scope` a value, which is read in `reads`."""
         if isinstance(target, ast.Tuple | ast.List):
@@ -312,7 +237,15 @@ class FileReader(ExpressionReader):
         if not isinstance(target, ast.Name):
             if self.strict:
                 self.report(TranslationError(statement, EFFECT))
-            self.assigned.setdefault(ast.unparse(target), {})[ast.unparse(value)] = value
+            mod: Value | None = None
+            with suppress(TranslationError):
+                mod = self.read(value, reads)
+            is_kept = isinstance(mod, BlockMask) or is_mod(mod)
+            self.assigned.setdefault(ast.unparse(target), {})[ast.unparse(value)] = value, mod if is_kept else None
+            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                changed = scope.find(target.value.id)
+                if isinstance(changed, Several):
+                    self.outdated.append(changed)
             return
         try:
             found = self.read(value, reads)
@@ -328,7 +261,7 @@ class FileReader(ExpressionReader):
         if is_mod(found) and not self.strict:
             found = named(found, target.id)
             if is_mod(found):
-                self._register(target.id, found, statement.lineno)
+                self.register(target.id, found, statement.lineno)
         scope.names[target.id] = found
 
     def _unpack(
@@ -381,15 +314,7 @@ class FileReader(ExpressionReader):
             elif first is not None:
                 scope.names[name] = first
         if any(isinstance(s, ast.Return) for part in (statement.body, statement.orelse) for s in part):
-            raise TranslationError(
+            raise UndecidedError(
                 statement.test, f"what is returned depends on `if {test}`, which constants do not decide"
             )
         return None
-
-
-def _factory_name(factory: Closure, made: Mod) -> str:
-    """The name of the mod that a function makes. A method's name often says what it does, not what it makes, so that
-    the mod's own name is taken then, unless that says nothing."""
-    parameters = factory.node.args.args
-    is_method = bool(parameters) and parameters[0].arg in ("self", "cls")
-    return made.label if is_method and not _ANY_MOD.fullmatch(made.label) else factory.label

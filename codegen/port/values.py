@@ -38,6 +38,10 @@ class TranslationError(Exception):
         self.reason = reason
 
 
+class UndecidedError(TranslationError):
+    """What the code does depends on a condition whose value is not known. Its branches have been read."""
+
+
 @dataclass(frozen=True)
 class Captured:
     """A name whose value is known only when the program runs: an argument of a factory, `self.bias`, a computed tensor.
@@ -87,10 +91,11 @@ class Symbol:
 @dataclass(frozen=True)
 class Constant:
     """A value that is known: a number, a boolean, None or a text. `default_of`: the factory's argument that has this
-    default, which a call may replace."""
+    default, which a call may replace. `not_given`: the argument that a call left out, so that it has this default."""
 
     value: object
     default_of: str = field(default="", compare=False)
+    not_given: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -151,13 +156,15 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclass(frozen=True)
 class Closure:
-    """A function of the file. `bound` and `first`: keyword and positional arguments that `functools.partial` gave."""
+    """A function of the file. `bound` and `first`: keyword and positional arguments that `functools.partial` gave.
+    `parts`: how many arguments FlexAttention gives it, where a call of FlexAttention says so."""
 
     node: Function
     scope: Scope
     label: str
     bound: Mapping[str, Value] = field(default_factory=dict)
     first: tuple[Value, ...] = ()
+    parts: int | None = None
 
     @property
     def parameters(self) -> list[ast.arg]:
@@ -177,18 +184,32 @@ class Joined:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """A function that cannot be translated, and why; `node` is the code to blame. `parts`: how many arguments a call of
+    it has if it is a mod (4 or 5), None for any other function. `is_foreign`: another module defines it."""
+
+    node: ast.AST
+    reason: str
+    label: str
+    parts: int | None = 4
+    is_foreign: bool = False
+
+
+@dataclass(frozen=True)
 class BlockMask:
     """The result of `create_block_mask`."""
 
     mask: Value
 
 
-Mod = Closure | Joined
-Value = Captured | Symbol | Constant | Library | Several | Method | Undecided | Failed | Closure | Joined | BlockMask
+Mod = Closure | Joined | Unread
+Value = Captured | Symbol | Constant | Library | Several | Method | Undecided | Failed | Mod | BlockMask
 
 
 def parts_of_call(value: Closure) -> int | None:
     """4 for the parameters of a mask_mod, 5 for those of a score_mod, None for any other function."""
+    if value.parts is not None:
+        return value.parts
     parameters = value.parameters
     names = [parameter.arg.strip("_").lower() for parameter in parameters]
     required = len(names) - len(value.node.args.defaults)
@@ -207,11 +228,15 @@ def _are_indices(names: Sequence[str]) -> bool:
 
 def is_mod(value: Value | None) -> TypeGuard[Mod]:
     """True for a mask_mod or a score_mod."""
+    if isinstance(value, Unread):
+        return value.parts is not None
     return isinstance(value, Joined) or (isinstance(value, Closure) and parts_of_call(value) is not None)
 
 
 def defaults_around(mod: Mod) -> dict[str, object]:
     """The arguments of the factories around a mod whose defaults stand for the values of a call."""
+    if isinstance(mod, Unread):
+        return {}
     if isinstance(mod, Joined):
         return {name: value for part in mod.parts for name, value in defaults_around(part).items()}
     found: dict[str, object] = {}
@@ -225,21 +250,24 @@ def defaults_around(mod: Mod) -> dict[str, object]:
 
 def is_score(mod: Mod) -> bool:
     """True for a score_mod."""
-    return isinstance(mod, Closure) and parts_of_call(mod) == 5
+    return (parts_of_call(mod) if isinstance(mod, Closure) else isinstance(mod, Unread) and mod.parts) == 5
 
 
 @dataclass(frozen=True)
 class Found:
-    """A mask_mod or score_mod of the file."""
+    """A mask_mod or score_mod of the file. `title`: what its entry is called after, if that is not its name.
+    `made_by`: the factory that makes it of arguments which only a call gives."""
 
     name: str
     mod: Mod
     line: int
+    title: str = ""
+    made_by: str = ""
 
 
 def named(value: Value, name: str) -> Value:
     """The value after an assignment to `name`: a function or mod gets it as its label."""
-    if isinstance(value, Closure | Joined):
+    if isinstance(value, Mod):
         return replace(value, label=name)
     return value
 
