@@ -144,7 +144,7 @@ class Candidates(FlexReader):
     def open_scope(self, closure: Closure) -> Scope:
         """The scope of a function that is read without a call: its parameters are captured values."""
         arguments = closure.node.args
-        scope = Scope(closure.scope)
+        scope = Scope(closure.scope, rebound=self.rebound_in(closure.node))
         positional = [*arguments.posonlyargs, *arguments.args]
         defaults: dict[str, ast.expr | None] = dict(
             zip([p.arg for p in positional[::-1]], arguments.defaults[::-1], strict=False)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from codegen.port.functions import CONSTANTS, DTYPES, KNOWN, REDUCTIONS, Functions
+from codegen.port.syntax import rebound_in
 from codegen.port.values import (
     Captured,
     Closure,
@@ -72,6 +73,8 @@ class ExpressionReader(Functions):
         """Lists as they were before the file changed them."""
         self.visited: set[ast.expr] = set()
         """The calls and lambdas that were read since a statement began."""
+        self.rebound: dict[Function, frozenset[str]] = {}
+        """Function -> the names of its scope that other functions assign."""
 
     def read(self, node: ast.expr, scope: Scope) -> Value:
         """The value of an expression; raises `TranslationError`."""
@@ -349,7 +352,8 @@ class ExpressionReader(Functions):
         given = [*called.first, *args]
         if len(given) > len(positional):
             raise TranslationError(node, f"the function takes {len(positional)} arguments, got {len(given)}")
-        scope = Scope(called.scope, dict(zip((p.arg for p in positional), given, strict=False)))
+        names = dict(zip((p.arg for p in positional), given, strict=False))
+        scope = Scope(called.scope, names, self.rebound_in(called.node))
         scope.names |= {**called.bound, **options}
         defaults = dict(zip([p.arg for p in positional[::-1]], arguments.defaults[::-1], strict=False))
         defaults |= {
@@ -363,6 +367,12 @@ class ExpressionReader(Functions):
                 is_none = isinstance(value, Constant) and value.value is None
                 scope.names[parameter.arg] = Constant(None, not_given=parameter.arg) if is_none else value
         return scope
+
+    def rebound_in(self, function: Function) -> frozenset[str]:
+        """The names of a function's scope that other functions assign."""
+        if function not in self.rebound:
+            self.rebound[function] = rebound_in(function)
+        return self.rebound[function]
 
     def expression(self, mod: Mod, node: ast.AST) -> Symbol:
         """A mod as an expression of the language."""

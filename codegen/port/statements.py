@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from codegen.port.candidates import Candidates
 from codegen.port.functions import is_filled
+from codegen.port.syntax import rebound_in
 from codegen.port.values import (
     BlockMask,
     Captured,
@@ -71,7 +72,7 @@ class FileReader(Candidates):
         self.issues: list[Issue] = []
         self.assertions: dict[str, None] = {}
         self.steps = 0
-        self.block(tree.body, Scope())
+        self.block(tree.body, Scope(rebound=rebound_in(tree)))
         self.explore_all()
 
     def run(self, function: Function, scope: Scope) -> Value:
@@ -179,6 +180,8 @@ class FileReader(Candidates):
             with suppress(TranslationError):
                 if not self._changes_list(statement.value, scope):
                     self.read(statement.value, scope)
+            return
+        if isinstance(statement, ast.Global | ast.Nonlocal):
             return
         if isinstance(statement, ast.ClassDef):
             self.block([s for s in statement.body if not isinstance(s, ast.Expr)], Scope(scope))

@@ -139,15 +139,20 @@ class Failed:
 
 @dataclass(eq=False)
 class Scope:
-    """Names and their values; a name that is missing here is looked up in `outer`."""
+    """Names and their values; a name that is missing here is looked up in `outer`.
+
+    `rebound`: names that another function assigns, by `global` or `nonlocal`. When that function runs is not known, so
+    that these names are captured values.
+    """
 
     outer: Scope | None = None
     names: dict[str, Value] = field(default_factory=dict)
+    rebound: frozenset[str] = frozenset()
 
     def find(self, name: str) -> Value | None:
         """The value of a name, None if nothing defines it."""
         if name in self.names:
-            return self.names[name]
+            return Captured(name) if name in self.rebound else self.names[name]
         return None if self.outer is None else self.outer.find(name)
 
 

@@ -182,6 +182,38 @@ def test_conversions_to_floats_of_16_bits_are_not_ported(tmp_path: Path) -> None
     ]
 
 
+def test_names_that_functions_assign_as_global_or_nonlocal_are_captured(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        WIDE, NARROW, READ = 8, 2, 5
+        def set_window():
+            global WIDE, READ
+            WIDE = READ
+        set_window()
+        def window(b, h, q_idx, kv_idx):
+            return (q_idx - kv_idx < WIDE) & (q_idx - kv_idx > NARROW) & (kv_idx > READ)
+        def make(size):
+            def grow():
+                nonlocal size
+                size += 1
+            def near(b, h, q_idx, kv_idx):
+                return q_idx - kv_idx < size
+            grow()
+            return near
+        three = make(2)
+        def local():
+            WIDE = 4
+            return lambda b, h, q_idx, kv_idx: q_idx - kv_idx < WIDE
+        """,
+    )
+    assert report.failures == ()
+    assert "mask: q_idx - kv_idx < WIDE and q_idx - kv_idx > 2 and kv_idx > 5\n" in report.text
+    assert "WIDE: int\n" in report.text
+    assert "mask: q_idx - kv_idx < size\n" in report.text
+    assert "mask: q_idx - kv_idx < 4\n" in report.text
+
+
 def test_flags_that_are_taken_as_their_defaults_are_named(tmp_path: Path) -> None:
     report = _port(
         tmp_path,
