@@ -6,6 +6,7 @@ import ast
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from codegen.ir.language import FUNCTIONS
 from codegen.port.arithmetic import Arithmetic, call, logical, no_number
@@ -72,7 +73,8 @@ HALF = ("half", "float16", "bfloat16")
 
 IN_FLOAT32 = "and the expression language computes in float32"
 
-UNCHANGED = ("contiguous", "clone", "item", "cuda", "cpu", "squeeze", "unsqueeze", "view_as", "expand_as")
+RESHAPED = ("squeeze", "unsqueeze", "view_as", "expand_as")
+UNCHANGED = ("contiguous", "clone", "item", "cuda", "cpu", *RESHAPED)
 """Methods that leave the value of a single number as it is."""
 
 CONSTANTS = {"inf": math.inf, "pi": math.pi, "e": math.e, "tau": math.tau}
@@ -105,7 +107,10 @@ class Functions(Arithmetic):
         if name in ("to", "type"):
             return self._converted(args, options, node)
         if name in UNCHANGED:
-            return args[0]
+            value = args[0]
+            if name in RESHAPED and isinstance(value, Captured) and not value.indices and isinstance(node, ast.expr):
+                return replace(value, made_by=node)
+            return value
         if name == "detach":
             return self._detached(args, name, node)
         handlers: Mapping[str, Callable[[], Value]] = {
@@ -317,6 +322,11 @@ def _fits(value: object, dtype: str) -> bool:
         return struct.unpack("e", struct.pack("e", value)) == (value,)
     except OverflowError:
         return False
+
+
+def is_reshaped(value: ast.expr) -> bool:
+    """True for a call that changes the shape of a tensor, such as `ids.squeeze(0)`."""
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in RESHAPED
 
 
 def is_filled(value: ast.expr) -> bool:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import replace
 
-from codegen.port.functions import CONSTANTS, DTYPES, KNOWN, REDUCTIONS, Functions
+from codegen.port.functions import CONSTANTS, DTYPES, KNOWN, REDUCTIONS, Functions, is_reshaped
 from codegen.port.syntax import rebound_in
 from codegen.port.values import (
     Captured,
@@ -52,6 +52,7 @@ KEPT_FUNCTION = (
 KEEPERS = ("torch", "functools", "abc", "typing", "typing_extensions")
 """Modules that these functions come from, if they are not built in."""
 
+NO_DICTS = "entries of a dict are not read; give the value a name of its own"
 NO_STARS = "arguments are written one by one, not with * or **"
 NO_SIZES = "the size of a tensor is not known; the call's lengths are q_len and kv_len in an entry"
 
@@ -186,6 +187,9 @@ class ExpressionReader(Functions):
             if any(isinstance(item, ast.Slice) or ast.unparse(item) == "None" for item in items):
                 raise TranslationError(node, "a tensor is indexed with one integer per dim, not with slices")
             values = [self.read(item, scope) for item in items]
+            is_text = any(isinstance(value, Constant) and isinstance(value.value, str) for value in values)
+            if is_text or (isinstance(owner, Captured) and isinstance(owner.made_by, ast.Dict | ast.DictComp)):
+                raise TranslationError(node, NO_DICTS)
             if isinstance(owner, Several) and len(values) == 1 and isinstance(values[0], Constant):
                 place = values[0].value
                 if isinstance(place, int) and -len(owner.items) <= place < len(owner.items):
@@ -199,6 +203,8 @@ class ExpressionReader(Functions):
                     raise TranslationError(
                         node, "an index below 0 counts from the end in torch; here it would read the first element"
                     )
+                if owner.indices and is_reshaped(node.value):
+                    raise TranslationError(node, "the shape of a tensor changes between its indices; index it once")
                 found = tuple(self.integer(value, node, "an index").node for value in values)
                 return replace(owner, indices=(*owner.indices, *found))
         raise TranslationError(node, "only tensors of the caller are indexed; compute this one before the call")

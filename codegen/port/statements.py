@@ -259,6 +259,9 @@ class FileReader(Candidates):
             return
         if isinstance(found, Constant) and not self.strict and is_filled(value):
             found = Captured(target.id, annotation="Tensor", made_by=value)  # which the program may write to
+        if isinstance(found, Captured) and not self.strict and any(node is found.made_by for node in ast.walk(value)):
+            # A tensor of another shape than the file's, which the caller gives in its place.
+            found = replace(found, name=target.id, owner="", made_by=value)
         if isinstance(found, Symbol) and not self.strict:
             found = replace(found, alias=Captured(target.id, made_by=value))
         if is_mod(found) and not self.strict:

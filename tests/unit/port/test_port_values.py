@@ -214,6 +214,49 @@ def test_names_that_functions_assign_as_global_or_nonlocal_are_captured(tmp_path
     assert "mask: q_idx - kv_idx < 4\n" in report.text
 
 
+def test_the_shape_that_the_file_gives_a_tensor_is_noted(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        def make_same(ids):
+            ids = ids.squeeze(0)
+            return lambda b, h, q, kv: ids[q] == ids[kv]
+        def make_first(ids, bias):
+            flat = bias.squeeze(0).contiguous()
+            def first(score, b, h, q, kv):
+                return score + (ids.unsqueeze(0)[0, q] == 1) * flat[h] * bias[0, h].squeeze()
+            return first
+        def make_both(ids):
+            return lambda b, h, q, kv: ids[b].squeeze(0)[q] == 1
+        """,
+    )
+    text = " ".join(report.text.replace("#", "").split())
+    assert "ids: dims and dtype are guessed from ids[q_idx]; the file computes it as `ids.squeeze(0)`" in text
+    assert "ids: dims and dtype are guessed from ids[0, q_idx]; the file computes it as `ids.unsqueeze(0)`" in text
+    assert "guessed from flat[h]; the file computes it as `bias.squeeze(0).contiguous()`" in text
+    assert "tensor bias: dims and dtype are guessed from bias[0, h] " in text
+    (line,) = report.failures
+    assert "the shape of a tensor changes between its indices; index it once: ids[b].squeeze(0)[q]" in line
+
+
+def test_dicts_are_not_read(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        CONFIG, SIZES = {"window": 3}, {0: 4}
+        def named(b, h, q_idx, kv_idx):
+            return q_idx - kv_idx < CONFIG["window"]
+        def numbered(b, h, q_idx, kv_idx):
+            return q_idx - kv_idx < SIZES[0]
+        """,
+    )
+    reason = "entries of a dict are not read; give the value a name of its own"
+    assert [line.split(": ", 2)[2] for line in report.failures] == [
+        f"{reason}: CONFIG['window']",
+        f"{reason}: SIZES[0]",
+    ]
+
+
 def test_flags_that_are_taken_as_their_defaults_are_named(tmp_path: Path) -> None:
     report = _port(
         tmp_path,
