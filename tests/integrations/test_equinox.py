@@ -10,6 +10,7 @@ eqx = pytest.importorskip("equinox", reason="equinox is in none of the extras: n
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
 from jax import Array  # noqa: E402
 
 from generated.integrations.equinox import Attention  # noqa: E402
@@ -77,16 +78,25 @@ def test_no_rows_and_no_keys(rows: tuple[int, ...], keys: tuple[int, ...]) -> No
     assert jnp.array_equal(layer(inputs(*rows), inputs(*keys)), jnp.zeros((*rows, SIZE)))
 
 
+def test_sizes_may_be_integers_of_numpy() -> None:
+    key = jax.random.key(0)
+    sizes = {"size": SIZE, "heads": 4, "kv_heads": 2, "head_dim": 32}
+    given = Attention(causal, **{name: np.int64(size) for name, size in sizes.items()}, key=key)  # type: ignore[arg-type]
+    layer = Attention(causal, **sizes, key=key)  # type: ignore[arg-type]
+    assert type(given.heads) is type(given.kv_heads) is int
+    assert eqx.tree_equal(given, layer)
+
+
 def test_bad_sizes_are_one_error_each() -> None:
     key = jax.random.key(0)
     with pytest.raises(ValueError, match="kv_heads: expected a number that divides 4 heads, got 3"):
         Attention(causal, SIZE, heads=4, kv_heads=3, key=key)
     with pytest.raises(ValueError, match="head_dim: expected a number, since 5 heads do not divide size 64, got None"):
         Attention(causal, SIZE, heads=5, key=key)
-    for bad in (0, -8, 2.0, "4"):
-        for name in ("heads", "kv_heads", "head_dim"):
+    for bad in (0, -8, 2.0, "4", True):
+        for name in ("size", "heads", "kv_heads", "head_dim"):
             with pytest.raises(ValueError, match=f"equinox.Attention: {name}: expected an int of at least 1, got"):
-                Attention(causal, SIZE, **{"heads": 4, name: bad}, key=key)  # type: ignore[arg-type]
+                Attention(causal, **{"size": SIZE, "heads": 4, name: bad}, key=key)  # type: ignore[arg-type]
     layer = Attention(causal, SIZE, heads=4, key=key)
     options: dict[str, Any] = {"layout": "bhsd", "return_lse": True}
     for option, value in options.items():
