@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from codegen import PROGRAM
 from codegen.arch.paged import PagedPass
-from codegen.compile.packages import Package, find_package
+from codegen.compile.packages import find_package, manifest_of
 from codegen.inspect.origin import check_origin
 from codegen.load.spec_file import load
-from codegen.render.files import MANIFEST
 from codegen.spec.model import Pass, Spec
 from codegen.tune.progress import Progress, family_totals, totals
 from codegen.tune.record import Comparison, Group, Machine, PagedGroup, Workload
@@ -36,6 +34,9 @@ GROUPED_SEQS = (2048, 16384)
 
 GROUP = 4
 MODES = ("dense", "packed", "segmented")
+
+Manifest = Mapping[str, Any]
+"""The variants of a package, as its manifest declares them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +65,11 @@ def run(choice: Choice) -> None:
     package = find_package(choice.out)
     spec = load(choice.variants_path)
     # Before a GPU is asked for: a misspelt name is an error on every machine.
-    _check_names(choice, spec)
-    workloads, groups = _workloads(choice), _groups(choice, package)
-    paged = _paged_groups(choice, spec, package)
+    manifest = manifest_of(choice.out)["variants"]
+    _check_names(choice, spec, manifest)
+    workloads, groups = _workloads(choice), _groups(choice, manifest)
     machine = this_machine()
+    paged = _paged_groups(choice, spec, manifest)
     from codegen.tune.families import Families, reserve
     from codegen.tune.paged import tune_paged
     from codegen.tune.tuner import Context
@@ -181,10 +183,9 @@ def _lacking(
     return [each for each in comparisons if choice.again or not families.has_verdicts(each, workloads)]
 
 
-def _check_names(choice: Choice, spec: Spec) -> None:
+def _check_names(choice: Choice, spec: Spec, manifest: Manifest) -> None:
     """Raise unless the package has kernels of the spec's variants: of those that are named, or if none is, of all."""
-    there = json.loads((choice.out / MANIFEST).read_text(encoding="utf-8"))["variants"]
-    check_origin(spec, choice.out, checked_names("variant", choice.variants, there) or there)
+    check_origin(spec, choice.out, checked_names("variant", choice.variants, manifest) or manifest)
 
 
 def default_jobs() -> int:
@@ -218,14 +219,11 @@ def _workloads(choice: Choice) -> list[Workload]:
     return plain + [Workload(seq=seq, group=GROUP) for seq in GROUPED_SEQS]
 
 
-def _groups(choice: Choice, package: Package) -> list[Group]:
+def _groups(choice: Choice, manifest: Manifest) -> list[Group]:
     """All kernels to tune, the most important ones first, because a budget may end before the list does.
 
     dq comes before dkdv, which runs after it in every backward.
     """
-    from codegen.testing.calls import load_manifest
-
-    manifest = load_manifest(package.name)
     variants = checked_names("variant", choice.variants, manifest) or tuple(manifest)
     named = _named_passes(choice) or tuple(Pass)
     passes = [each for each in (Pass.FWD, Pass.DQ, Pass.DKDV) if each in named]
@@ -248,13 +246,11 @@ def _named_passes(choice: Choice) -> Sequence[str]:
     return checked_names("--passes", choice.passes, [*map(str, Pass), *map(str, PagedPass)])
 
 
-def _paged_groups(choice: Choice, spec: Spec, package: Package) -> list[PagedGroup]:
+def _paged_groups(choice: Choice, spec: Spec, manifest: Manifest) -> list[PagedGroup]:
     """The kernels on paged caches to tune: only those of passes that are named, because tuning them takes long."""
     from codegen.plan.paged.kernels import is_legal
-    from codegen.testing.calls import load_manifest
-    from codegen.tune.paged_space import GROUPS
+    from codegen.tune.paged_space import GROUPS  # torch
 
-    manifest = load_manifest(package.name)
     variants = [name for name in choice.variants or manifest if is_legal(spec.variants[name])]
     passes = [each for each in PagedPass if each in _named_passes(choice)]
     halves = [dtype for dtype in spec.defaults.dtypes if dtype != "float32"] or spec.defaults.dtypes

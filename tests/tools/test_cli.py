@@ -17,6 +17,7 @@ from codegen.cli import places
 from codegen.cli.main import main
 from codegen.cli.registry import COMMANDS
 from codegen.render import files, formatting
+from codegen.util.errors import not_installed
 from tests.support.paths import ROOT
 
 SPEC = """\
@@ -386,6 +387,17 @@ def test_tune_names_an_unknown_variant_before_it_asks_for_a_gpu(project: Path) -
     assert result.returncode == 2
     assert result.stderr.startswith("error: variant: expected one of ")
     assert result.stderr.endswith("got 'causl'; did you mean 'causal'?\n")
+
+
+@pytest.mark.parametrize("module", ["torch", "triton"])
+def test_tune_names_a_missing_framework(module: str, project: Path) -> None:
+    code = f"import sys; sys.modules[{module!r}] = None; from codegen.cli.main import main; sys.exit(main())"
+    command = ["-c", code, "tune", "--variants", str(project / "variants.yaml"), "--out", str(project / "generated")]
+    result = python(*command, "causal")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"error: {not_installed(module)}, on a machine with a GPU\n"
+    misspelt = python(*command, "causl")
+    assert misspelt.stderr.endswith("got 'causl'; did you mean 'causal'?\n")
 
 
 def test_tune_names_a_spec_that_is_not_the_packages_own(project: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from codegen.cli.main import main
 from codegen.compile.packages import Package
 from codegen.compile.pool import WorkerDiedError
 from codegen.load.spec_file import load
-from codegen.testing.calls import load_op
+from codegen.testing.calls import load_manifest, load_op
 from codegen.testing.paged_calls import PagedShape, draw_paged_call, random_table, seen_whole
 from codegen.tune import command, paged, paged_measuring
 from codegen.tune.paged import PagedTask, PagedTuner, geometric_mean, paged_hashes, summary
@@ -296,15 +296,15 @@ def choice(**changes: Any) -> command.Choice:
 
 
 def test_passes_on_paged_caches_are_tuned_where_they_are_named() -> None:
-    package = Package(root=str(ROOT), name="generated")
+    manifest = load_manifest()
     named = choice(passes=["decode", "paged_fwd"])
-    groups = command._paged_groups(named, SPEC, package)
+    groups = command._paged_groups(named, SPEC, manifest)
     assert {group.variant for group in groups} == {"causal"}
     assert {(group.pass_, group.group) for group in groups} == {(p, group) for p in PagedPass for group in GROUPS}
     assert {group.dtype for group in groups} == {"bfloat16", "float16"}
-    assert command._groups(named, package) == []
-    assert command._paged_groups(choice(), SPEC, package) == []
-    assert command._paged_groups(choice(passes=["fwd"]), SPEC, package) == []
+    assert command._groups(named, manifest) == []
+    assert command._paged_groups(choice(), SPEC, manifest) == []
+    assert command._paged_groups(choice(passes=["fwd"]), SPEC, manifest) == []
 
 
 def test_an_unknown_pass_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
