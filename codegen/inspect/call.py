@@ -34,6 +34,15 @@ _KINDS = {"bool": "b", "float": "f", "int": "iu"}
 """Kind of a declared dtype -> the kinds of numpy dtypes that its file may have."""
 
 
+class ScalarError(CodegenError):
+    """A value that a scalar's declaration refuses: `message` says why, and the text also names the option `--set`."""
+
+    def __init__(self, name: str, message: str) -> None:
+        self.name = name
+        self.message = message
+        super().__init__(f"--set {name}: {message}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One head of a call. Query rows are at the positions from `q_offset` on, keys at those from 0 on. `given` are the
@@ -69,7 +78,8 @@ def make_call(
 ) -> Call:
     """The call with `scalars`, given as text, and the tensors in `files`; arguments that are not given are examples.
 
-    Raises `CodegenError` for a name the variant does not have, and for a value that does not fit its declaration.
+    Raises `CodegenError` for a name the variant does not have, and for a tensor that does not fit its declaration, and
+    `ScalarError` for such a scalar.
     """
     _check_known("scalar", scalars, variant.scalars)
     _check_known("tensor", files, variant.tensors)
@@ -232,16 +242,16 @@ def _scalar(spec: ScalarSpec, text: str | None, kv_len: int) -> int | float:
     try:
         value = int(text) if spec.type is ScalarType.INT else float(text)
     except ValueError:
-        raise CodegenError(f"--set {spec.name}: expected {spec.type.value}, got {text!r}") from None
+        raise ScalarError(spec.name, f"expected {spec.type.value}, got {text!r}") from None
     most = MOST_POSITION if spec.type is ScalarType.INT else LARGEST
     # Written so that a NaN is refused by any.
     if not abs(value) <= most:
         expected = "between -2**30 and 2**30" if spec.type is ScalarType.INT else "that float32 holds"
-        raise CodegenError(f"--set {spec.name}: expected a number {expected}, got {text}")
+        raise ScalarError(spec.name, f"expected a number {expected}, got {text}")
     if spec.minimum is not None and not value >= spec.minimum:
-        raise CodegenError(f"--set {spec.name}: expected at least {spec.minimum}, got {text}")
+        raise ScalarError(spec.name, f"expected at least {spec.minimum}, got {text}")
     if spec.maximum is not None and not value <= spec.maximum:
-        raise CodegenError(f"--set {spec.name}: expected at most {spec.maximum}, got {text}")
+        raise ScalarError(spec.name, f"expected at most {spec.maximum}, got {text}")
     return value
 
 

@@ -68,7 +68,8 @@ class Portrait:
 def draw(variant: Variant, view: View, scalars: Mapping[str, str] | None = None) -> Portrait:
     """The portrait of a call with `scalars`, given as text; other scalars and all tensors are examples.
 
-    Raises `CodegenError` for a scalar that does not fit its declaration, and for a call that is too large to be drawn.
+    Raises `ScalarError` for a scalar that does not fit its declaration, and `CodegenError` for a call that is too large
+    to be drawn.
     """
     mask = mask_of(variant)
     seen = _for_mask(variant, mask)

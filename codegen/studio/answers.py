@@ -10,6 +10,7 @@ import yaml
 
 from codegen import PROGRAM
 from codegen.inspect.block_status import Status
+from codegen.inspect.call import ScalarError
 from codegen.inspect.entries import entry_text
 from codegen.inspect.highlight import python_html
 from codegen.inspect.images import data_uri
@@ -23,7 +24,7 @@ from codegen.load.hints import hints
 from codegen.load.spec_file import load, load_text
 from codegen.render.package import render_variant
 from codegen.spec.model import Spec, Variant
-from codegen.studio.entries import Json, RequestError, entry_of, form_of, scalars_of, view_of
+from codegen.studio.entries import Json, RequestError, entry_of, form_of, scalar_field, scalars_of, view_of
 from codegen.util.errors import CodegenError, Problem, SpecError
 from codegen.util.shipped import shipped_path
 
@@ -49,6 +50,8 @@ def look(request: Json) -> Json:
         answer["problems"] = [_problem(problem, names) for problem in error.problems]
     except RequestError as error:
         answer["problems"] = [{"field": error.field, "line": 0, "message": str(error)}]
+    except ScalarError as error:
+        answer["problems"] = [{"field": scalar_field(error.name), "line": 0, "message": error.message}]
     except CodegenError as error:
         answer["problems"] = [{"field": "view", "line": 0, "message": str(error)}]
     return answer

@@ -13,6 +13,9 @@ from codegen.inspect.portrait import View
 LONGEST_ENTRY = 20_000
 """Most characters of an entry as YAML."""
 
+LONGEST_SCALAR = 40
+"""Most characters of a scalar's value."""
+
 FLAGS = ("sink", "decay", "dropout", "prune")
 
 HELD = {
@@ -83,9 +86,18 @@ def view_of(numbers: object) -> View:
 
 def scalars_of(values: object) -> dict[str, str]:
     """The scalars of the call that is drawn, as text."""
-    if not isinstance(values, dict) or not all(isinstance(value, str) and len(value) < 40 for value in values.values()):
-        raise RequestError("'scalars' must be an object of short texts", "scalars")
+    if not isinstance(values, dict):
+        raise RequestError("'scalars' must be an object of texts", "scalars")
+    for name, value in values.items():
+        if not isinstance(value, str) or len(value) > LONGEST_SCALAR:
+            got = f"{len(value)} characters" if isinstance(value, str) else str(value)[:LONGEST_SCALAR]
+            raise RequestError(f"expected a text of at most {LONGEST_SCALAR} characters, got {got}", scalar_field(name))
     return {str(name): value.strip() for name, value in values.items() if value.strip()}
+
+
+def scalar_field(name: str) -> str:
+    """The page's field for the value of a scalar in the call. `scalars.NAME` is the field of its declaration."""
+    return f"view.{name}"
 
 
 def entry_of(request: Json) -> str:

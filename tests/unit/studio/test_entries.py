@@ -123,8 +123,13 @@ def test_a_wrong_view_is_named_and_formulas_are_shown(view: Any, field: str, mes
 
 
 def test_a_wrong_scalar_of_the_call() -> None:
-    assert problems({"form": FORM, "scalars": {"size": "many"}}) == [("view", "--set size: expected int, got 'many'")]
-    assert problems({"form": FORM, "scalars": {"size": 3}})[0][0] == "scalars"
+    """It is marked at its own field, without the name of an option of the command line."""
+    assert problems({"form": FORM, "scalars": {"size": "many"}}) == [("view.size", "expected int, got 'many'")]
+    assert problems({"form": FORM, "scalars": {"size": "0"}}) == [("view.size", "expected at least 1, got 0")]
+    short = "expected a text of at most 40 characters, got"
+    assert problems({"form": FORM, "scalars": {"size": 3}}) == [("view.size", f"{short} 3")]
+    assert problems({"form": FORM, "scalars": {"size": "1" * 41}}) == [("view.size", f"{short} 41 characters")]
+    assert problems({"form": FORM, "scalars": 3}) == [("scalars", "'scalars' must be an object of texts")]
 
 
 def test_a_good_entry_has_everything() -> None:
