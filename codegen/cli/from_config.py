@@ -9,7 +9,7 @@ from codegen import PACKAGE
 from codegen.compile.packages import find_package, installed, read_model
 from codegen.load.spec_file import load_text
 from codegen.util.choices import check_config
-from codegen.util.errors import CodegenError
+from codegen.util.errors import CodegenError, naming
 
 
 def write_spec(args: argparse.Namespace) -> Path:
@@ -29,5 +29,6 @@ def write_spec(args: argparse.Namespace) -> Path:
     package = find_package(installed(PACKAGE, default=Path(PACKAGE))).name
     text = read_model(package, "spec_of", config, "--from-config")
     load_text(text, spec.name)
-    spec.write_text(text, encoding="utf-8")
+    with naming(spec):
+        spec.write_text(text, encoding="utf-8")
     return spec

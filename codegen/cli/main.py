@@ -47,7 +47,7 @@ from codegen.cli.places import check_importable, out_path, package_path, rendere
 from codegen.cli.registry import COMMANDS, Run, command
 from codegen.cli.rendered import render_command, render_package, rendered
 from codegen.render import files
-from codegen.util.errors import CodegenError, SpecError, did_you_mean, not_installed
+from codegen.util.errors import CodegenError, SpecError, did_you_mean, naming, not_installed
 
 if TYPE_CHECKING:
     from codegen.spec.model import Spec
@@ -281,7 +281,8 @@ def port(args: argparse.Namespace) -> int:
     if args.out is None:
         print(found.text, end="")
     else:
-        args.out.write_text(found.text, encoding="utf-8")
+        with naming(args.out):
+            args.out.write_text(found.text, encoding="utf-8")
         print(f"{args.out}: {len(found.ported)} entries")
     for line in found.failures:
         print(line, file=sys.stderr)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from codegen.util.errors import CodegenError
+from codegen.util.errors import CodegenError, naming
 from codegen.util.text import LINE_LENGTH
 
 RUFF = "0.17.5"
@@ -23,7 +23,8 @@ def format_files(files: Mapping[str, str]) -> dict[str, str]:
         for path, text in files.items():
             target = root / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+            with naming(root):
+                target.write_text(text, encoding="utf-8")
         command = [_ruff(), "format", "--isolated", "--no-cache", f"--line-length={LINE_LENGTH}"]
         result = subprocess.run(
             [*command, "--target-version=py311", str(root)], capture_output=True, text=True, check=False

@@ -18,6 +18,7 @@ from typing import Any
 
 from codegen.studio import answers
 from codegen.studio.entries import Json, RequestError
+from codegen.util.errors import CodegenError
 
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")
@@ -202,8 +203,17 @@ def _encoded(answer: Json) -> bytes:
 
 
 def serve(port: int, *, opens: bool) -> None:
-    """Serve the page until interrupted; `opens`: open it in a browser."""
-    with Server(port) as server:
+    """Serve the page until interrupted; `opens`: open it in a browser.
+
+    Raises `CodegenError` for a port that cannot be listened on, such as one that is in use.
+    """
+    try:
+        server = Server(port)
+    except OSError as error:
+        raise CodegenError(
+            f"--port: expected a free port of {ADDRESS}, got {port}: {error.strerror}; leave it out for any free one"
+        ) from None
+    with server:
         print(f"{server.url}  (stop with Ctrl-C)", flush=True)
         if opens:
             webbrowser.open(server.url)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class CodegenError(Exception):
@@ -53,6 +55,23 @@ class ExprError(CodegenError):
         self.within = within
         self.indexed = indexed
         super().__init__(f"{message} (column {column})")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let a system error that names no file name this one: a failed write, as to a full disk, has only a number.
+
+    >>> with naming(Path("generated")):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    OSError: [Errno 28] No space left on device: 'generated'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

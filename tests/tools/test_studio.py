@@ -114,3 +114,11 @@ def test_a_port_that_is_none(port: str, capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["studio", f"--port={port}"])
     assert f"expected a port from 0 to 65535, got {port!r}" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with Server(0) as server:
+        port = server.server_address[1]
+        assert main(["studio", "--no-open", "--port", str(port)]) == 2
+    expected = f"error: --port: expected a free port of 127.0.0.1, got {port}: "
+    assert capsys.readouterr().err.startswith(expected)

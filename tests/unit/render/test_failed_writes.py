@@ -72,6 +72,23 @@ def test_a_failure_while_staging_leaves_the_old_package(
     assert tree(out.parent) == before
 
 
+def test_a_full_disk_is_an_error_that_names_the_folder(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(Path, "write_bytes", failing(Path.write_bytes, 0, full, after=True))
+    with pytest.raises(OSError, match="No space left on device") as error:
+        files.write(out, NEW)
+    assert error.value.filename == str(out)
+
+
+def test_a_file_written_to_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(Path, "write_text", failing(Path.write_text, 0, full, after=True))
+    with pytest.raises(OSError, match="No space left on device") as error:
+        files.write_atomically(tmp_path / "results.json", "{}")
+    assert error.value.filename == str(tmp_path / "results.json")
+    assert tree(tmp_path) == {}
+
+
 @pytest.mark.parametrize("at", range(len(NEW)))
 def test_a_failed_first_render_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     monkeypatch.setattr(os, "replace", failing(os.replace, at, KeyboardInterrupt(), after=True))
