@@ -45,7 +45,7 @@ from codegen.cli.options import (
 )
 from codegen.cli.places import check_importable, out_path, package_path, rendered_variant, spec_path, variants_path
 from codegen.cli.registry import COMMANDS, Run, command
-from codegen.cli.rendered import render_command, render_package, rendered
+from codegen.cli.rendered import advice, render_command, render_package, rendered
 from codegen.render import files
 from codegen.util.errors import CodegenError, SpecError, did_you_mean, naming, not_installed
 
@@ -105,9 +105,8 @@ def check(args: argparse.Namespace) -> int:
         return EXIT_OK
     for difference in differences:
         print(difference)
-    print(f"{out}: {len(differences)} of its files differ; run `{render_command(args)}`")
-    if any(d.status is files.Status.EDITED for d in differences):
-        print(f"EDITED files were changed by hand: {files.KEEP_EDITS}")
+    for line in advice(args, out, fresh, differences):
+        print(line)
     return EXIT_DIFFERENT
 
 

@@ -25,6 +25,11 @@ def write_kernel(args: argparse.Namespace) -> str:
         where = "the package itself" if out.resolve() == package.resolve() else "a folder inside of it"
         raise CodegenError(f"--out: expected a folder beside the package {package}, got {out}, {where}")
     kernel = Kernel(name=args.name, owner=args.owner, version=args.version)
-    done = files.write(out, tree(package, kernel), remedy="move the change into the package, or delete the folder")
+    done = files.write(
+        out,
+        tree(package, kernel),
+        keep_edits="move the change into the package, or delete the folder",
+        keep_foreign="move them elsewhere, or delete the folder",
+    )
     builds = ", ".join(f"build/torch-{backend}" for backend in kernel.backends)
     return f"{out}: {done}; builds: {builds}"

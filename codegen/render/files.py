@@ -29,12 +29,18 @@ TUNED = "tuned"
 KEEP_EDITS = (
     "move the change into the spec, or into templates/ of a checkout, and render again, or pass --force to discard it"
 )
+KEEP_FOREIGN = "move them elsewhere and render again, or pass --force to delete them"
+"""What to do about files that were edited by hand, and about files that no render left."""
+
+
+_FOREIGN = "not made by this generator"
 
 
 class Status(StrEnum):
     """How a file differs from what the spec renders to."""
 
     MISSING = "MISSING"  # rendered, not on disk
+    CRLF = "CRLF"  # as rendered except for the line ends, which Git changes where core.autocrlf is set
     STALE = "STALE"  # as an earlier render left it
     ORPHAN = "ORPHAN"  # on disk, no longer (or never) rendered
     EDITED = "EDITED"  # neither what is rendered now nor what an earlier render left
@@ -42,13 +48,17 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One file that is not as the spec renders it; `path` is relative to the package, with forward slashes."""
+    """One file that is not as the spec renders it.
+
+    `path` is relative to the package, with forward slashes. `is_foreign`: an orphan that no render left.
+    """
 
     status: Status
     path: str
+    is_foreign: bool = False
 
     def __str__(self) -> str:
-        return f"{self.status:<9}{self.path}"
+        return f"{self.status:<9}{self.path}{f' ({_FOREIGN})' if self.is_foreign else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +149,11 @@ def compare(out: Path, fresh: Mapping[str, str]) -> list[Difference]:
 def _differences(out: Path, fresh: Mapping[str, str], recorded: Recorded) -> list[Difference]:
     paths = sorted({*fresh, *recorded, *_scan(out)})
     judged = ((path, _status(_read(out / path), fresh.get(path), recorded.get(path))) for path in paths)
-    return [Difference(status=status, path=path) for path, status in judged if status is not None]
+    return [
+        Difference(status=status, path=path, is_foreign=status is Status.ORPHAN and path not in recorded)
+        for path, status in judged
+        if status is not None
+    ]
 
 
 def _status(content: bytes | None, text: str | None, recorded: frozenset[str] | None) -> Status | None:
@@ -148,7 +162,10 @@ def _status(content: bytes | None, text: str | None, recorded: frozenset[str] | 
         return None if text is None else Status.MISSING
     if text is not None and content == text.encode():
         return None
-    if recorded is not None and _sha256(content) not in recorded:
+    with_lf = content.replace(b"\r\n", b"\n")
+    if text is not None and with_lf == text.encode():
+        return Status.CRLF
+    if recorded is not None and recorded.isdisjoint((_sha256(content), _sha256(with_lf))):
         return Status.EDITED
     if text is None:
         return Status.ORPHAN
@@ -184,31 +201,38 @@ def _require_folder(out: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- write
 
 
-def write(out: Path, fresh: Mapping[str, str], force: bool = False, remedy: str = KEEP_EDITS) -> Summary:
+def refusal(out: Path, fresh: Mapping[str, str]) -> str:
+    """The error with which `write` refuses a folder as a whole, whatever files of it differ; empty if it does not."""
+    try:
+        _own_folder(out, fresh, force=False)
+    except CodegenError as error:
+        return str(error)
+    return ""
+
+
+def write(
+    out: Path,
+    fresh: Mapping[str, str],
+    force: bool = False,
+    keep_edits: str = KEEP_EDITS,
+    keep_foreign: str = KEEP_FOREIGN,
+) -> Summary:
     """Make the folder `out` hold exactly `fresh` (path -> text, the manifest included).
 
     Only files that differ are touched, and all of them or none: after any exception the folder is as it was. Two
     processes that write the same folder take turns.
     Raises CodegenError when the folder was not made by this generator, or, unless `force` is given, when it was made of
-    something else or a file that no earlier render left there would be lost. `remedy` says what to do about such files.
+    something else or a file that no earlier render left there would be lost. `keep_edits` and `keep_foreign` say what
+    to do about such files. Line ends are restored without `force`: nobody's work is lost.
     """
     with one_at_a_time(out):
-        return _write(out, fresh, force, remedy)
+        differences = _differences(out, fresh, _own_folder(out, fresh, force=force))
+        if not force:
+            _refuse_losses(out, differences, keep_edits, keep_foreign)
+        return _write(out, fresh, differences)
 
 
-def _write(out: Path, fresh: Mapping[str, str], force: bool, remedy: str) -> Summary:
-    _require_folder(out)
-    recorded = _recorded(out)
-    if recorded is None and any(_scan(out)):
-        raise CodegenError(
-            f"{out}: not a folder this generator made: it is not empty and has no {MANIFEST} of ours; "
-            f"give --out a new folder, or restore {MANIFEST} from version control"
-        )
-    _refuse_links(out, {*fresh, *(recorded or {})})
-    differences = _differences(out, fresh, recorded or {})
-    if not force:
-        _refuse_another(out, _source(_read(out / MANIFEST)), _source(fresh[MANIFEST]))
-        _refuse_losses(out, differences, recorded or {}, remedy)
+def _write(out: Path, fresh: Mapping[str, str], differences: Iterable[Difference]) -> Summary:
     changed = {d.path for d in differences}
     removed = tuple(sorted(changed - fresh.keys()))
     # The manifest goes last. A render that is killed half-way then leaves files that either the old manifest or the
@@ -224,13 +248,31 @@ def _write(out: Path, fresh: Mapping[str, str], force: bool, remedy: str) -> Sum
     return Summary(written=written, unchanged=tuple(sorted(fresh.keys() - changed)), removed=removed)
 
 
+def _own_folder(out: Path, fresh: Mapping[str, str], *, force: bool) -> Recorded:
+    """The files that renders left in a folder that may be written.
+
+    Raises if this generator did not make it or it has links, or, without `force`, if it was made of another spec.
+    """
+    _require_folder(out)
+    recorded = _recorded(out)
+    if recorded is None and any(_scan(out)):
+        raise CodegenError(
+            f"{out}: not a folder this generator made: it is not empty and has no {MANIFEST} of ours; "
+            f"give --out a new folder, or restore {MANIFEST} from version control"
+        )
+    _refuse_links(out, {*fresh, *(recorded or {})})
+    if not force:
+        _refuse_another(out, _source(_read(out / MANIFEST)), _source(fresh[MANIFEST]))
+    return recorded or {}
+
+
 def _refuse_links(out: Path, paths: Iterable[str]) -> None:
     """Raise if a folder of the package is a link: files would be written and deleted elsewhere, `--force` or not."""
     folders = {folder for path in paths for folder in PurePosixPath(path).parents if folder.parts}
     for link in sorted(out / folder for folder in folders if (out / folder).is_symlink()):
         raise CodegenError(
-            f"{link}: a link to {os.readlink(link)}, through which files would be written elsewhere; nothing was "
-            "written: remove the link, or give --out a folder without"
+            f"{link}: a link to {os.readlink(link)}, through which files would be written elsewhere; remove the "
+            "link, or give --out a folder without"
         )
 
 
@@ -246,20 +288,22 @@ def _refuse_another(out: Path, old: str, new: str) -> None:
     """Raise if the folder was made of something else, such as another spec: all of it would be replaced."""
     if old and new and old != new:
         raise CodegenError(
-            f"{out}: nothing was written, because the folder was made of {old}, and {new} would replace it: give --out "
-            "another folder, or delete this one"
+            f"{out}: the folder was made of {old}, and {new} would replace it: give --out another folder, or delete "
+            "this one"
         )
 
 
-def _refuse_losses(out: Path, differences: Iterable[Difference], recorded: Recorded, remedy: str) -> None:
+def _refuse_losses(out: Path, differences: Iterable[Difference], keep_edits: str, keep_foreign: str) -> None:
     """Raise if writing would overwrite or delete something that no earlier render left."""
     edited = [d.path for d in differences if d.status is Status.EDITED]
-    foreign = [d.path for d in differences if d.status is Status.ORPHAN and d.path not in recorded]
+    foreign = [d.path for d in differences if d.is_foreign]
     if edited or foreign:
         lines = [f"{out}: nothing was written, because these files would be lost:"]
         lines += [f"  {path} (edited by hand)" for path in edited]
-        lines += [f"  {path} (not made by this generator)" for path in foreign]
-        raise CodegenError("\n".join([*lines, f"To go on, {remedy}."]))
+        lines += [f"  {path} ({_FOREIGN})" for path in foreign]
+        lines += [f"Files edited by hand: {keep_edits}."] if edited else []
+        lines += [f"Files {_FOREIGN}: {keep_foreign}."] if foreign else []
+        raise CodegenError("\n".join(lines))
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -162,10 +162,69 @@ def test_check_reports_each_difference_and_the_remedy(project: Path, capsys: pyt
     assert capsys.readouterr().out == (
         "MISSING  __init__.py\n"
         "EDITED   causal/portable.py\n"
-        "ORPHAN   old.py\n"
-        "generated: 3 of its files differ; run `python -m codegen render`\n"
+        "ORPHAN   old.py (not made by this generator)\n"
+        "generated: 3 of its files differ; `python -m codegen render` refuses to lose some of them\n"
         f"EDITED files were changed by hand: {files.KEEP_EDITS}\n"
+        f"ORPHAN files not made by this generator: {files.KEEP_FOREIGN}\n"
     )
+
+
+def remedied(capsys: pytest.CaptureFixture[str]) -> str:
+    """The advice of a failed `check`."""
+    assert main(["check"]) == 1
+    printed: str = capsys.readouterr().out
+    return printed[printed.index("generated: ") :]
+
+
+def test_the_remedy_for_files_that_a_spec_makes_is_a_render(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "generated" / "__init__.py").unlink()
+    assert remedied(capsys) == "generated: 1 of its files differ; run `python -m codegen render`\n"
+    assert main(["render"]) == main(["check"]) == 0
+
+
+def test_the_remedy_for_a_foreign_file_is_to_move_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    extra = project / "generated" / "extra.py"
+    extra.touch()
+    assert remedied(capsys).endswith(f"\nORPHAN files not made by this generator: {files.KEEP_FOREIGN}\n")
+    assert main(["render"]) == 2
+    assert f"Files not made by this generator: {files.KEEP_FOREIGN}." in capsys.readouterr().err
+    extra.unlink()
+    assert main(["check"]) == 0
+    extra.touch()
+    assert main(["render", "--force"]) == main(["check"]) == 0
+
+
+def test_the_remedy_for_a_lost_manifest_is_to_restore_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = project / "generated" / files.MANIFEST
+    text = manifest.read_text()
+    manifest.unlink()
+    advice = remedied(capsys)
+    assert advice.startswith("generated: 1 of its files differ, and `python -m codegen render` refuses the folder:\n")
+    assert advice.endswith("give --out a new folder, or restore MANIFEST.json from version control\n")
+    manifest.write_text(text)
+    assert main(["check"]) == 0
+
+
+def test_check_against_another_spec_says_whose_the_package_is(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "other.yaml").write_text("variants: {mine: {mask: causal}}\n")
+    assert main(["check", "--variants", "other.yaml"]) == 1
+    assert "the folder was made of variants.yaml, and other.yaml would replace it" in capsys.readouterr().out
+
+
+def test_a_checkout_with_other_line_ends(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Git writes CRLF where core.autocrlf is set."""
+    path = project / "generated" / "causal" / "portable.py"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert main(["check"]) == 1
+    assert capsys.readouterr().out == (
+        "CRLF     causal/portable.py\n"
+        "generated: 1 of its files differ; run `python -m codegen render`\n"
+        "CRLF files differ in line ends only: the line `generated/** text eol=lf` in .gitattributes beside the folder "
+        "keeps Git from changing them again\n"
+    )
+    assert main(["render"]) == main(["check"]) == 0
 
 
 def test_the_remedy_repeats_the_options(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,43 @@ def test_an_edit_that_equals_the_fresh_text_is_no_difference(out: Path) -> None:
 
 def test_a_file_nobody_rendered_is_an_orphan(out: Path) -> None:
     (out / "notes.txt").write_text("mine")
-    assert judged(out, OLD) == {"notes.txt": Status.ORPHAN}
+    assert files.compare(out, OLD) == [Difference(status=Status.ORPHAN, path="notes.txt", is_foreign=True)]
+    assert not any(difference.is_foreign for difference in files.compare(out, NEW) if difference.path != "notes.txt")
+
+
+def with_crlf(out: Path) -> None:
+    """Change the line ends of all files, as Git does with core.autocrlf."""
+    for path in out.rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+
+
+def test_other_line_ends_are_no_edits(out: Path) -> None:
+    with_crlf(out)
+    assert judged(out, OLD) == {
+        "MANIFEST.json": Status.CRLF,
+        "alibi/fwd.py": Status.CRLF,
+        "causal/fwd.py": Status.CRLF,
+    }, "an empty file has no line ends"
+    # A change of the spec does to them what it does to other files.
+    assert judged(out) == {
+        "MANIFEST.json": Status.STALE,
+        "alibi/fwd.py": Status.ORPHAN,
+        "causal/fwd.py": Status.STALE,
+        "full/bwd/dq.py": Status.MISSING,
+    }
+
+
+@pytest.mark.parametrize("fresh", [OLD, NEW], ids=["old", "new"])
+def test_a_write_restores_line_ends(out: Path, fresh: dict[str, str]) -> None:
+    with_crlf(out)
+    files.write(out, fresh)
+    assert files.compare(out, fresh) == []
+
+
+def test_an_edit_with_other_line_ends_is_an_edit(out: Path) -> None:
+    (out / "causal/fwd.py").write_bytes(b"by hand\r\n")
+    assert judged(out, OLD) == {"causal/fwd.py": Status.EDITED}
 
 
 @pytest.mark.parametrize("text", ["<<<<<<< ours\n{}", "[]", '{"format": 2, "files": {}}', '{"manifest_version": 3}'])
@@ -96,10 +132,13 @@ def test_a_difference_reads_as_one_aligned_line() -> None:
     lines = [str(Difference(status=status, path="causal/fwd.py")) for status in Status]
     assert lines == [
         "MISSING  causal/fwd.py",
+        "CRLF     causal/fwd.py",
         "STALE    causal/fwd.py",
         "ORPHAN   causal/fwd.py",
         "EDITED   causal/fwd.py",
     ]
+    foreign = Difference(status=Status.ORPHAN, path="notes.txt", is_foreign=True)
+    assert str(foreign) == "ORPHAN   notes.txt (not made by this generator)"
 
 
 TEXTS = st.dictionaries(st.sampled_from(["a.py", "b.py", "c/d.py", "c/e.py", "f/g/h.py"]), st.sampled_from("xyz"))
@@ -207,6 +246,14 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, force: bool) -> No
     )
 
 
+def test_the_refusal_of_a_folder_is_known_before_a_write(out: Path) -> None:
+    assert files.refusal(out, NEW) == files.refusal(out.parent / "none", NEW) == ""
+    (out / "causal/fwd.py").write_text("by hand")
+    assert files.refusal(out, NEW) == "", "that is about a file"
+    (out / files.MANIFEST).unlink()
+    assert files.refusal(out, NEW).replace(str(out), "OUT") == refused(out)
+
+
 def test_a_file_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "file"
     out.write_text("precious")
@@ -224,8 +271,8 @@ def test_hand_edits_and_foreign_files_are_refused_together(out: Path) -> None:
         "  alibi/fwd.py (edited by hand)\n"
         "  causal/fwd.py (edited by hand)\n"
         "  notes.txt (not made by this generator)\n"
-        "To go on, move the change into the spec, or into templates/ of a checkout, and render again, or pass --force "
-        "to discard it."
+        f"Files edited by hand: {files.KEEP_EDITS}.\n"
+        f"Files not made by this generator: {files.KEEP_FOREIGN}."
     )
     files.write(out, NEW, force=True)
     assert files.compare(out, NEW) == []
