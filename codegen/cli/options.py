@@ -210,7 +210,7 @@ def lint_options(parser: argparse.ArgumentParser) -> None:
     """The kernels of the package to compile, and how."""
     add = parser.add_argument
     add("names", nargs="*", metavar="VARIANT", help="variants to compile (default: all)")
-    add("--arch", metavar="NAME,...", help="chips such as sm_90,gfx942 (default: all)")
+    add("--arch", metavar="NAME,...", help="chips such as sm_90,gfx942 (default: all with tiles of their own)")
     add("--dtype", metavar="NAME,...", help="dtypes of q, k and v (default: bfloat16,float32)")
     what = "head dimensions (default: the spec's, and the largest that each default tile serves)"
     add("--head-dim", metavar="D,...", help=what)

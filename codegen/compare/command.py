@@ -116,10 +116,10 @@ def run_rekey(spec: Spec, options: Options) -> bool:
 
 
 def _selection(spec: Spec, options: Options) -> Selection:
-    default_archs = [arch for arch in {*DEFAULT_ARCHS, *tuned_archs(options.new)} if arch in spec.archs]
+    default_archs = [arch for arch in {*DEFAULT_ARCHS, *tuned_archs(options.new)} if arch in spec.chips]
     return Selection(
         variants=checked_names("variant", options.names, spec.variants) or tuple(spec.variants),
-        archs=checked_names("--arch", options.archs, spec.archs) or tuple(sorted(default_archs)),
+        archs=checked_names("--arch", options.archs, spec.chips) or tuple(sorted(default_archs)),
         dtypes=default_dtypes(spec),
         modes=[Mode(name) for name in checked_names("--modes", options.modes, [m.value for m in Mode])] or tuple(Mode),
         fast=options.fast,

@@ -12,7 +12,7 @@ from typing import Any
 from codegen import PACKAGE, PROGRAM
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.schedule import Schedule, analyse
-from codegen.arch.chips import ARCHS, CHIPS, DEFAULT_MULTIPROCESSORS, GPU_CHIPS
+from codegen.arch.chips import CHIPS, DEFAULT_MULTIPROCESSORS, GPU_CHIPS
 from codegen.arch.paged import PagedPass, PagedTileConfig
 from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM
 from codegen.compile.packages import find_package
@@ -226,7 +226,7 @@ def arch_of_gpu(out: Path, gpu: str) -> str:
             continue
     if gpu not in GPU_CHIPS:
         tuned = sorted(folder.name for folder in (out / "tuned").glob("*") if folder.is_dir())
-        known = list(dict.fromkeys([*tuned, *GPU_CHIPS, *ARCHS]))
+        known = list(dict.fromkeys([*tuned, *GPU_CHIPS, *CHIPS]))
         hint = did_you_mean(gpu, known)
         raise CodegenError(f"--gpu: expected one of {', '.join(known)}, got '{gpu}'{hint}")
     return GPU_CHIPS[gpu]

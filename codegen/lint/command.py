@@ -35,7 +35,7 @@ def selection(spec: Spec, args: argparse.Namespace) -> Selection:
     modes = listed_names("--modes", args.modes, [*Mode, PAGED]) or (*Mode, PAGED)
     return Selection(
         variants=checked_names("variant", args.names, spec.variants) or tuple(spec.variants),
-        archs=listed_names("--arch", args.arch, spec.archs) or tuple(spec.archs),
+        archs=listed_names("--arch", args.arch, spec.chips) or tuple(spec.archs),
         dtypes=listed_names("--dtype", args.dtype, DTYPES) or default_dtypes(spec),
         head_dims=_head_dims(args.head_dim),
         passes=[each for each in Pass if each in passes],

@@ -90,10 +90,10 @@ def jobs(spec: Spec, selection: Selection) -> list[Job]:
     found: list[Job] = []
     for arch, name, mode, dtype in product(selection.archs, selection.variants, selection.modes, selection.dtypes):
         variant = spec.variants[name]
-        own = variant.archs.get(arch) or spec.archs[arch]
+        own = spec.tiles(name, arch)
         planned = plan(variant, mode) if arch == hopper.ARCH and dtype != "float32" else None
         for head_dim in selection.head_dims or _head_dims(spec, own, dtype):
-            found += _calls(variant, mode, own, dtype, head_dim, selection.passes)
+            found += _calls(variant, mode, arch, own, dtype, head_dim, selection.passes)
             if planned is not None and hopper.FAMILY.serves_forward(head_dim):
                 found += _hopper_calls(planned, dtype, head_dim, selection.passes)
         if planned is not None and MIXED_DIM in (selection.head_dims or (MIXED_DIM,)):
@@ -185,14 +185,14 @@ def _kind(arch: str) -> Hashable:
     return chip.is_nvidia, chip.shared_memory, chip.registers, chip.has_wgmma, chip.tensor_columns
 
 
-def _head_dims(spec: Spec, arch: ArchSpec, dtype: str) -> list[int]:
+def _head_dims(spec: Spec, tiles: ArchSpec, dtype: str) -> list[int]:
     """The spec's head_dims, and the largest that each table row serves, which needs the most shared memory."""
-    rows = {head_dim for by_dim in _long(arch, dtype).values() for head_dim in by_dim}
+    rows = {head_dim for by_dim in _long(tiles, dtype).values() for head_dim in by_dim}
     return sorted(rows | set(spec.defaults.head_dims))
 
 
-def _long(arch: ArchSpec, dtype: str) -> PassConfigs:
-    return arch.float32 if dtype == "float32" else arch.half
+def _long(tiles: ArchSpec, dtype: str) -> PassConfigs:
+    return tiles.float32 if dtype == "float32" else tiles.half
 
 
 def _hopper_calls(planned: VariantPlan, dtype: str, head_dim: int, passes: Sequence[Pass]) -> list[Job]:
@@ -233,17 +233,17 @@ def _with_tiles(
 
 
 def _calls(
-    variant: Variant, mode: Mode, arch: ArchSpec, dtype: str, head_dim: int, passes: Sequence[Pass]
+    variant: Variant, mode: Mode, arch: str, tiles: ArchSpec, dtype: str, head_dim: int, passes: Sequence[Pass]
 ) -> Iterator[Job]:
     """One call with the configs of long sequences, and one per short length with the configs that it adds."""
-    long = _long(arch, dtype)
+    long = _long(tiles, dtype)
     # A chip may have no config for wide head_dims in one dtype. Calls refuse such head_dims.
     if head_dim > min(max(by_dim) for by_dim in long.values()):
         return
     served = {p: min(largest for largest in long[p] if largest >= head_dim) for p in passes}
     most_stages = large_stages(variant) if head_dim > LARGEST_NARROW else None
     seen: set[tuple[Pass, TileConfig]] = set()
-    short: list[PassConfigs] = [] if dtype == "float32" else list(arch.short.values())
+    short: list[PassConfigs] = [] if dtype == "float32" else list(tiles.short.values())
     for rows in (long, *short):
         configs = {
             (p, _with_room(by_dim[served[p]], most_stages))
@@ -253,7 +253,7 @@ def _calls(
         new = tuple(sorted(configs - seen, key=lambda entry: entry[0]))
         seen |= configs
         if new:
-            yield Job(variant=variant.name, mode=mode, arch=arch.name, dtype=dtype, head_dim=head_dim, configs=new)
+            yield Job(variant=variant.name, mode=mode, arch=arch, dtype=dtype, head_dim=head_dim, configs=new)
 
 
 def _with_room(tile: TileConfig, most_stages: int | None) -> TileConfig:

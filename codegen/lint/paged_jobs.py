@@ -110,8 +110,7 @@ def single_jobs(job: Job | PagedJob) -> list[Job | PagedJob]:
 def _default_tiles(
     spec: Spec, selection: Selection, arch: str, name: str, dtype: str, pass_: PagedPass
 ) -> list[tuple[int, PagedTileConfig]]:
-    own = spec.variants[name].archs.get(arch) or spec.archs[arch]
-    tiles = own.paged_tiles(pass_, 4 if dtype == "float32" else 2)
+    tiles = spec.tiles(name, arch).paged_tiles(pass_, 4 if dtype == "float32" else 2)
     served = {most for most in tiles if most <= NARROW_HEAD_DIM} | set(spec.defaults.head_dims)
     wanted = selection.head_dims or sorted(served)
     return [(head_dim, tiles[min(most for most in tiles if most >= head_dim)]) for head_dim in wanted]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from codegen.arch.chips import CHIPS, SAME_TILES
 from codegen.arch.paged import PagedPass, PagedTileConfig, default_paged_tiles
 from codegen.arch.tile_rules import TileConfig
 from codegen.ir.expr import Expr, ScalarType, TensorSpec
@@ -139,6 +140,16 @@ class Spec:
     defaults: Defaults
     archs: Mapping[str, ArchSpec]
     variants: Mapping[str, Variant]
+
+    @property
+    def chips(self) -> tuple[str, ...]:
+        """The chips that the spec has block sizes for: of their own, or of the chip whose tiles they run with."""
+        return tuple(chip for chip in CHIPS if SAME_TILES.get(chip, chip) in self.archs)
+
+    def tiles(self, variant: str, chip: str) -> ArchSpec:
+        """The default configs with which a variant runs on one of `chips`."""
+        like = SAME_TILES.get(chip, chip)
+        return self.variants[variant].archs.get(like) or self.archs[like]
 
 
 def describe_tensor(tensor: TensorSpec) -> str:

@@ -15,8 +15,10 @@ from typing import Any, Self
 import pytest
 
 from codegen.analysis.call_modes import Mode
+from codegen.arch.chips import SAME_TILES
 from codegen.arch.tile_rules import TileConfig
-from codegen.cli.main import main
+from codegen.cli.main import _parser, main
+from codegen.compare import command
 from codegen.compare.calls import DEFAULT_ARCHS
 from codegen.compare.launches import Launch, Level, Request, launches
 from codegen.compare.machine import first_difference
@@ -329,9 +331,27 @@ def test_bad_input(options: list[str], message: str, old: Path, capsys: pytest.C
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("chip", SAME_TILES)
+def test_a_chip_without_tiles_of_its_own_is_compared(chip: str, old: Path, band: Variant) -> None:
+    spec = str(old.parent / "spec.yaml")
+    assert main(["compare", str(old), str(old), "--arch", chip, "--variants", spec]) == 0
+    (result,) = compared(old, edited(old, RENAMED_LOCAL), band, replace(JOB, arch=chip))
+    assert result.status is Status.SAME_IR
+
+
 def test_a_folder_without_a_package_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
     assert "no generated package there" in capsys.readouterr().err
+
+
+def test_chips_with_tuned_tiles_are_compared_by_default(old: Path) -> None:
+    new = edited(old)
+    (new / "tuned" / "a10").mkdir(parents=True)
+    (new / "tuned" / "a10" / "band.json").write_text(json.dumps({"arch": "sm_86", "entries": []}))
+    args = ["compare", str(old), str(new), "--variants", str(old.parent / "spec.yaml")]
+    options = command.options_of(_parser().parse_args(args))
+    selection = command._selection(load(old.parent / "spec.yaml"), options)
+    assert selection.archs == ("sm_80", "sm_86", "sm_90")
 
 
 def test_default_chips_have_default_tiles(old: Path) -> None:

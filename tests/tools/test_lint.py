@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from codegen.analysis.call_modes import Mode
-from codegen.arch.chips import ARCHS
+from codegen.arch.chips import ARCHS, SAME_TILES
 from codegen.arch.tile_rules import NARROW_HEAD_DIM, TileConfig
 from codegen.cli.main import main
 from codegen.compile.offline import compile_launches
@@ -19,6 +19,7 @@ from codegen.lint import kernels, report
 from codegen.lint.jobs import Job, Selection, jobs, tuned_jobs
 from codegen.lint.kernels import Usage
 from codegen.lint.look import Finding, Task, look_at
+from codegen.lint.paged_jobs import paged_jobs
 from codegen.load.spec_file import load
 from codegen.spec.model import Pass
 from generated._runtime.core.settings import INTERPRET
@@ -63,6 +64,35 @@ def test_a_variants_own_configs_take_the_place_of_the_chips() -> None:
     selection = replace(EVERYTHING, variants=["forgetting"], archs=["sm_90"], head_dims=[128], passes=[Pass.FWD])
     assert own != SPEC.archs["sm_90"].half[Pass.FWD][128]
     assert jobs(SPEC, selection)[0].configs == ((Pass.FWD, own),)
+
+
+@pytest.mark.parametrize(("chip", "like"), SAME_TILES.items())
+def test_a_chip_without_tiles_of_its_own_is_looked_at_with_those_it_runs(chip: str, like: str) -> None:
+    selection = replace(EVERYTHING, variants=["causal", "forgetting"])
+    of_chip, of_like = (jobs(SPEC, replace(selection, archs=[arch])) for arch in (chip, like))
+    assert of_chip == [replace(job, arch=chip) for job in of_like if not job.family]
+    paged, paged_like = (paged_jobs(SPEC, replace(selection, archs=[arch]), ROOT / "none") for arch in (chip, like))
+    assert paged == [replace(job, arch=chip) for job in paged_like]
+
+
+def test_kernels_compile_for_chips_without_tiles_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--head-dim",
+        "64",
+        "--dtype",
+        "bfloat16",
+        "--passes",
+        "fwd",
+        "--modes",
+        "dense",
+        "--fast",
+        "--jobs",
+        "1",
+    ]
+    package = ["--variants", str(DEFAULT_SPEC), "--out", str(ROOT / "generated")]
+    assert main(["lint", "causal", "--arch", ",".join(SAME_TILES), *options, *package]) == 0
+    printed = capsys.readouterr().out
+    assert [chip for chip in SAME_TILES if chip not in printed] == []
 
 
 def test_nothing_is_compiled_twice() -> None:
