@@ -14,7 +14,6 @@ from typing import Any
 
 from bench import record
 from bench.cases.case import Case
-from bench.cases.models import ModelCase, cases, chosen
 from bench.options import PRINTED, SPEED, SUITES, parser
 from bench.record import Results
 from bench.report.parallel import report as parallel_report
@@ -39,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.plots and importlib.util.find_spec("matplotlib") is None:
         return _refuse("--plots needs matplotlib: pip install matplotlib")
     try:
+        if not options.list:
+            _prepare_outputs(options)
         if options.stored:
             results = record.load(options.stored)
             _print_stored(results)
@@ -64,19 +65,25 @@ def _refuse(message: str) -> int:
     return EXIT_ERROR
 
 
+def _prepare_outputs(options: argparse.Namespace) -> None:
+    """Raise `ValueError` for a file or folder that cannot be written: a run would end in that error after hours."""
+    for option, file in (("--json", options.json), ("--csv", options.csv)):
+        if file is not None:
+            record.prepare_file(option, file)
+    if options.plots is not None:
+        record.prepare_folder("--plots", options.plots)
+
+
 def _list(options: argparse.Namespace) -> int:
-    from bench.runs import speed
+    from bench.selection import listed
 
-    if set(SPEED) & set(options.suite):
-        print(speed.describe(speed.plan(options, absent=lambda peers: {}), options))
-    if "models" in options.suite:
-        for case in _model_cases(options):
-            print(f"{case.name}  {', '.join(case.implementations)}")
+    lines = listed(options)
+    if not lines:
+        select = "--only matches" if options.only else "the options select"
+        print(f"{select} no case of the suites {', '.join(options.suite)}", file=sys.stderr)
+        return EXIT_WRONG
+    print("\n".join(lines))
     return EXIT_OK
-
-
-def _model_cases(options: argparse.Namespace) -> list[ModelCase]:
-    return chosen(cases(tiny=options.quick), options.only, options.peers)
 
 
 def _measure(options: argparse.Namespace) -> int:
@@ -101,7 +108,10 @@ def _measure(options: argparse.Namespace) -> int:
         print(f"\nthe GPU is lost, so no other case can run: {error}", flush=True)
         code = EXIT_WRONG
     keep()
-    _present(options, results)
+    try:
+        _present(options, results)
+    except OSError as error:
+        return _refuse(str(error))
     return code
 
 
@@ -176,18 +186,13 @@ def _say_missing(results: Results, gone: Mapping[str, str]) -> None:
 
 
 def _packed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
-    from bench.cases.packed import cases, front_cases, with_peers
     from bench.peers.installed import missing
     from bench.runs import packed
+    from bench.selection import packed_cases
 
     gone = missing(peer for peer in ("fa4", "fla") if options.peers is None or peer in options.peers)
     _say_missing(results, gone)
-    every = cases() if "packed" in options.suite else front_cases()
-    if {"packed", "front"} <= set(options.suite):
-        every = list({case.name: case for case in (*front_cases(), *every)}.values())
-    chosen = [
-        with_peers(case, options.peers, gone) for case in every if not options.only or options.only.search(case.name)
-    ]
+    chosen = packed_cases(options, gone)
     if not chosen and "packed" not in options.suite:
         return True
     if not chosen:
@@ -202,19 +207,14 @@ def _packed(options: argparse.Namespace, results: Results, keep: Keep, clock: Cl
 
 
 def _decode(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
-    from bench.cases.decode import PEERS, cases, with_peers
+    from bench.cases.decode import PEERS
     from bench.peers.installed import missing
     from bench.runs import decode
-    from codegen.testing.golden import load_manifest
+    from bench.selection import decode_cases
 
     gone = missing(["jax", *(peer for peer in PEERS if options.peers is None or peer in options.peers)])
     _say_missing(results, gone)
-    legal = [name for name, entry in load_manifest().items() if not entry["dropout"] and not entry["decay"]]
-    chosen = [
-        with_peers(case, options.peers, gone)
-        for case in cases(legal)
-        if not options.only or options.only.search(case.name)
-    ]
+    chosen = decode_cases(options, gone)
     if not chosen:
         print("--only matches no case of the decode suite", file=sys.stderr)
         return len(options.suite) > 1
@@ -232,8 +232,9 @@ def _models(options: argparse.Namespace, results: Results, keep: Keep, clock: Cl
 
     from bench.peers.installed import missing
     from bench.runs import models
+    from bench.selection import model_cases
 
-    wanted = _model_cases(options)
+    wanted = model_cases(options)
     if not wanted:
         print("--only matches no case of the suite models", file=sys.stderr)
         return len(options.suite) > 1
@@ -253,9 +254,9 @@ def _models(options: argparse.Namespace, results: Results, keep: Keep, clock: Cl
 def _parallel(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
     import torch
 
-    from bench.cases.parallel import PEERS
     from bench.peers.installed import missing
     from bench.runs import parallel
+    from bench.selection import parallel_plan
     from generated._runtime.core.parallel.costs import Machine
 
     known = {each.name for each in fields(Machine)}
@@ -274,16 +275,7 @@ def _parallel(options: argparse.Namespace, results: Results, keep: Keep, clock: 
         return len(options.suite) > 1
     if "jax" in options.parts and not options.replay:
         _say_missing(results, missing(peer for peer in ("kvax",) if options.peers is None or peer in options.peers))
-    peers = None if options.peers is None else [peer for peer in options.peers if peer in PEERS]
-    what = parallel.plan(
-        ranks,
-        device,
-        parts=options.parts,
-        only=options.only,
-        peers=peers,
-        replay=options.replay,
-        machine=options.machine,
-    )
+    what = parallel_plan(options, ranks, device)
     if not what.jobs and not what.with_jax:
         print("--only matches no case of the suite parallel", file=sys.stderr)
         return len(options.suite) > 1
@@ -341,7 +333,6 @@ def _printed(suite: str) -> bool:
 def keep_results(options: argparse.Namespace, results: Results) -> None:
     """Write the results so far to the file of `--json`."""
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         record.save(options.json, results)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.record import OURS, TITLES
+from codegen.cli.options import at_least
 
 SPEED = ("front", "core", "fa3", "paper", "fla", "gqa", "dims", "wide", "variants")
 """The speed suites, which are those of `bench.cases.suites`."""
@@ -52,14 +54,19 @@ python -m bench --from bench/results/h100/2026-11-22-core.json --plots plots  # 
 """
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"expected lengths such as 2048,16384, got {text!r}")
-    return numbers
+def _numbers(what: str) -> Callable[[str], tuple[int, ...]]:
+    """The type of an option that is a list of integers above 0, in words `what`."""
+
+    def read(text: str) -> tuple[int, ...]:
+        try:
+            numbers = tuple(int(part) for part in text.split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or min(numbers) < 1:
+            raise argparse.ArgumentTypeError(f"expected {what}, got {text!r}")
+        return numbers
+
+    return read
 
 
 def _rates(text: str) -> dict[str, float]:
@@ -134,13 +141,20 @@ def parser() -> argparse.ArgumentParser:
         metavar="REGEX",
         help=f"run only cases whose name matches; no effect on jax, host, {', '.join(PRINTED)}",
     )
-    add("--seqs", type=_numbers, metavar="N,...", help="sequence lengths; suites fa3, gqa and core")
+    add(
+        "--seqs",
+        type=_numbers("lengths such as 2048,16384"),
+        metavar="N,...",
+        help="sequence lengths; suites fa3, gqa and core",
+    )
     _add_parts(made, "--cases", "jax", JAX_CASES)
     _add_parts(made, "--parts", "parallel", PARALLEL_PARTS)
-    add("--ranks", type=int, metavar="N", help="number of GPUs in the suite parallel; default: all of this host")
+    add(
+        "--ranks", type=at_least(1), metavar="N", help="number of GPUs in the suite parallel; default: all of this host"
+    )
     add(
         "--replay",
-        type=_numbers,
+        type=_numbers("numbers of ranks such as 8,64"),
         default=(),
         metavar="N,...",
         help="suite parallel: time the kernels of each of N ranks in turn on one GPU, and model the links",
@@ -160,7 +174,7 @@ def parser() -> argparse.ArgumentParser:
     add("--minutes", type=_minutes, metavar="N", help="start no new case after N minutes, compile time included")
     add(
         "--jobs",
-        type=int,
+        type=at_least(0),
         default=DEFAULT_JOBS,
         metavar="N",
         help="processes that compile kernels before the measurements; 0: do not compile beforehand",
@@ -172,6 +186,6 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--list",
         action="store_true",
-        help=f"do not measure; list the cases of the suites {', '.join(SPEED)} and models",
+        help="do not measure; list the selected cases, and estimate the time of the suites of single calls",
     )
     return made

@@ -8,12 +8,15 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from codegen.render.files import write_atomically
+from codegen.util.errors import naming
 from codegen.util.text import pair
 
 OURS = "ours"
@@ -240,7 +243,32 @@ def rows(results: Results) -> list[dict[str, Any]]:
 def write_csv(path: Path, results: Results) -> None:
     """Write one line per measurement. `ratio` is its time divided by ours: above 1, ours is faster."""
     lines: Sequence[Mapping[str, Any]] = rows(results)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with naming(path), path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(lines[0]) if lines else ["case"])
         writer.writeheader()
         writer.writerows(lines)
+
+
+def prepare_file(option: str, path: Path) -> None:
+    """Make the folder of a file that a run will write. Raises `ValueError` if the file cannot be written."""
+    with _as_value_error(option, "file", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.open("ab").close()
+        if path.is_file() or not path.exists():  # it is written beside its place, then moved; a device is not
+            tempfile.TemporaryFile(dir=path.parent).close()
+
+
+def prepare_folder(option: str, folder: Path) -> None:
+    """Make a folder that a run will write files into. Raises `ValueError` if they cannot be written."""
+    with _as_value_error(option, "folder", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+
+
+@contextmanager
+def _as_value_error(option: str, kind: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{option}: expected a {kind} that can be written, got {path}: {error.strerror}") from None

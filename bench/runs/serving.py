@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.record import prepare_file
+
 IMPLEMENTATIONS = ("codegen", "alibi", "sdpa", "eager")
 
 
@@ -180,6 +182,11 @@ def main() -> int:
     names = options.implementations.split(",")
     if unknown := set(names) - set(IMPLEMENTATIONS):
         parser.error(f"--implementations: expected some of {', '.join(IMPLEMENTATIONS)}, got {', '.join(unknown)}")
+    if options.json is not None:
+        try:
+            prepare_file("--json", options.json)
+        except ValueError as error:
+            parser.error(str(error))
     model = llama(options)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"{device}: {options.requests} requests of {options.prompt} tokens, {options.new} new ones each")

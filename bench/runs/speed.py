@@ -72,7 +72,7 @@ def estimate_s(cases: Sequence[Case], jobs: int, budget_ms: float) -> tuple[floa
     names = [(OURS, *case.peers) for case in cases]
     # With L2 clearing and warm-up a pass takes about twice its budget.
     measuring = sum(CHECK_S + sum(START_S.get(name, 0.3) + 4 * budget_ms / 1e3 for name in each) for each in names)
-    return (compiling / jobs + POOLS_S if jobs > 0 else 0.0), measuring
+    return (compiling / jobs + POOLS_S if compiling and jobs > 0 else 0.0), measuring
 
 
 def describe(chosen: Plan, options: argparse.Namespace) -> str:

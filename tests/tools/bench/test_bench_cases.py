@@ -278,10 +278,31 @@ def test_options_read_lists() -> None:
 
 @pytest.mark.parametrize(
     "argv",
-    [["--suite", "fa5"], ["--peers", "ours"], ["--seqs", "0"], ["--seqs", "2k"], ["--minutes", "-1"], ["--only", "("]],
+    [
+        ["--suite", "fa5"],
+        ["--peers", "ours"],
+        ["--seqs", "0"],
+        ["--seqs", "2k"],
+        ["--minutes", "-1"],
+        ["--only", "("],
+        ["--jobs", "-1"],
+        ["--ranks", "0"],
+        ["--replay", "0"],
+    ],
     ids=" ".join,
 )
 def test_options_that_make_no_sense_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(argv)
     assert argv[0] in capsys.readouterr().err
+
+
+def test_each_list_of_numbers_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, what in (("--seqs", "lengths such as 2048,16384"), ("--replay", "numbers of ranks such as 8,64")):
+        with pytest.raises(SystemExit):
+            parser().parse_args([option, "0"])
+        assert capsys.readouterr().err.endswith(f"argument {option}: expected {what}, got '0'\n")
+
+
+def test_no_case_takes_no_time() -> None:
+    assert speed.estimate_s([], jobs=12, budget_ms=speed.BUDGET_MS) == (0, 0)

@@ -21,7 +21,7 @@ import torch
 from bench import __main__ as command
 from bench import record
 from bench.cases.case import Case
-from bench.options import parser
+from bench.options import SPEED, SUITES, parser
 from bench.peers.installed import PACKAGES, is_installed, missing
 from bench.record import Cost, Measurement, Results
 from bench.runs import speed
@@ -244,6 +244,64 @@ def test_cases_are_listed_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> N
     assert lines[-1].startswith("6 cases: about ")
 
 
+def listed(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
+    assert command.main([*options, "--list"]) == 0
+    lines: list[str] = capsys.readouterr().out.splitlines()
+    return lines
+
+
+def test_every_suite_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed(capsys)
+    headings = [line for line in lines if ": " in line]
+    assert [line.partition(":")[0] for line in headings[1:]] == [suite for suite in SUITES if suite not in SPEED]
+    assert "cases: about" in headings[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "line"),
+    [
+        (["--suite", "packed"], "packed: ", "documents B32 S4096  packed, segments, fa4, flex"),
+        (["--suite", "front", "--only", "^documents B32"], "packed: 1 cases", "documents B32 S4096  packed, segments"),
+        (["--suite", "decode,parallel"], "decode: ", "ours causal S131072"),
+        (["--suite", "parallel", "--replay", "8", "--only", "causal"], "parallel: 1 cases", "replay causal S131072 P8"),
+        (["--suite", "models", "--only", "gemma", "--peers", "flex"], "models: ", ", flex"),
+        (["--suite", "jax", "--only", "foo", "--cases", "same,first"], "jax: parts same, first", "jax: "),
+        (["--suite", "host", "--only", "foo"], "host: one table", "host: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_selected_cases_of_a_suite_are_listed(
+    options: list[str], first: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = listed(capsys, *options)
+    assert lines[0].startswith(first)
+    assert any(line in each for each in lines)
+
+
+@pytest.mark.parametrize("suites", ["core", "packed,decode", "models", "parallel"])
+def test_a_list_without_a_case_says_so(suites: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--suite", suites, "--only", "zzz", "--list"]) == 1
+    message = f"--only matches no case of the suites {suites.replace(',', ', ')}\n"
+    assert capsys.readouterr() == ("", message)
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv", "--plots"])
+def test_a_path_that_cannot_be_written_is_refused_before_a_run(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if option == "--plots":
+        pytest.importorskip("matplotlib")
+    monkeypatch.setattr(command, "_measure", lambda options: pytest.fail("measured"))
+    file = tmp_path / "file"
+    file.touch()
+    path = file / "r"
+    assert command.main(["--suite", "models", "--quick", option, str(path)]) == 2
+    kind = "folder" if option == "--plots" else "file"
+    assert capsys.readouterr().err.startswith(f"{option}: expected a {kind} that can be written, got {path}: ")
+    assert command.main(["--suite", "models", "--quick", option, str(file if option == "--plots" else tmp_path)]) == 2
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
 def test_help_is_that_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         codegen(["bench", "--help"])
@@ -265,8 +323,10 @@ def test_a_run_ends_with_its_tables(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a test")
     monkeypatch.setattr(speed, "measure", fake)
     path = tmp_path / "r.json"
-    argv = ["--suite", "fla", "--jobs", "0", "--json", str(path)]
+    rows = tmp_path / "new" / "folder" / "r.csv"
+    argv = ["--suite", "fla", "--jobs", "0", "--json", str(path), "--csv", str(rows)]
     assert command.main(argv) == 130
+    assert rows.read_text().startswith("suites,case,which,")
     assert record.load(path).cases() == ["forgetting B1 H32/8 S16384 D128"]
     assert "the project's bars, which are for an H100, on a test" in capsys.readouterr().out
     assert command.main([*argv, "--only", "D128"]) == 0
