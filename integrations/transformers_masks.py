@@ -134,7 +134,7 @@ def attention_mask(
         ArgumentError: the model does not call its attention through transformers' interface.
         NotImplementedError: a part of the mask is none of transformers' own mask functions.
     """
-    if isinstance(q_offset, Tensor) and not torch.compiler.is_compiling():
+    if isinstance(q_offset, Tensor):
         q_offset = q_offset.clone()  # a cache may count on in this tensor before the layers read the mask
     mask = AttentionMask(
         batch=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset

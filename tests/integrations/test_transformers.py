@@ -260,3 +260,23 @@ def test_chunks_on_a_cache_that_has_dropped_a_part_of_one(cache: str) -> None:
         for part in tokens().split([13, 7, 1, 3], 1):
             logits.append(net(part, past_key_values=keys).logits)
     assert_close(torch.cat(logits, 1), want, "logits")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["Llama", "Llama4"])
+def test_compiled_decoding_on_a_static_cache(name: str) -> None:
+    """The cache counts its tokens in a tensor, which the first layer changes after the mask was made from it."""
+    net = decoder(name)
+    with torch.no_grad():
+        want = net(tokens(), use_cache=False).logits
+        net.set_attn_implementation("codegen")
+        torch.compiler.reset()
+        compiled = torch.compile(net, fullgraph=True, backend="eager")
+        keys = transformers.StaticCache(config=net.config, max_cache_len=LENGTH + 4)
+        logits, begin = [], 0
+        for part in tokens().split([LENGTH - 5, 1, 3, 1], 1):
+            run = compiled if begin else net
+            positions = torch.arange(begin, begin + part.shape[1])[None]
+            logits.append(run(input_ids=part, position_ids=positions, past_key_values=keys).logits)
+            begin += part.shape[1]
+    assert_close(torch.cat(logits, 1), want, "logits")
