@@ -55,3 +55,24 @@ def test_the_entry_of_an_error_is_one_that_serves(wanted: Attention, tmp_path: A
     monkeypatch.setattr(variants, "__file__", str(tmp_path / "integrations" / "variants.py"))
     meanings = variants._meanings.__wrapped__()
     assert [variants._matched(meaning, wanted) is not None for meaning in meanings] == [True]
+
+
+@pytest.mark.parametrize(
+    ("mask", "sides"),
+    [
+        ("band(past, coming)", {"before": "past", "after": "coming"}),
+        ("causal and q_idx - kv_idx < size", {"before": "size"}),
+        ("causal and band(past, coming)", {"before": "past"}),
+        ("symmetric_window(size)", {}),
+        ("causal", {}),
+    ],
+)
+def test_sides_are_scalars_that_a_call_may_move(mask: str, sides: dict[str, str]) -> None:
+    """Not those that set two bounds, nor those beside a bound that is compiled in."""
+    from generated.integrations import variants
+
+    names = [name for name in ("past", "coming", "size") if name in mask]
+    declared = {"mask": mask, "score": "", "sink": False, "dropout": False, "decay": False, "tensors": {}}
+    meaning = variants._meaning("own", {**declared, "scalars": names})
+    assert meaning is not None
+    assert variants._sides(meaning) == sides

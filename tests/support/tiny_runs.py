@@ -54,6 +54,17 @@ def gradients(net: Any, loss: Tensor) -> dict[str, Tensor]:
     return {name: x.grad.clone() for name, x in net.named_parameters() if x.grad is not None}
 
 
+def switch(net: Any, implementation: str) -> None:
+    """Choose the attention of every part of a model.
+
+    `set_attn_implementation` does not reach T5's stacks, because their configs are copies of the model's.
+    """
+    configs: list[Any] = [getattr(module, "config", None) for module in net.modules()]
+    for config in configs:
+        if hasattr(config, "_attn_implementation"):
+            config._attn_implementation = implementation
+
+
 def results(net: Any, implementation: str, inputs: dict[str, Any], real: Tensor | None = None) -> Any:
     """Logits of real tokens, and the gradient of every parameter."""
     net.set_attn_implementation(implementation)
