@@ -84,6 +84,45 @@ print("done")
     assert python(lines).endswith("done\n")
 
 
+def test_transformers_generates_from_a_padded_batch() -> None:
+    """In decoding, transformers 5.17 gives `pad_input` indices of int32."""
+    pytest.importorskip("transformers", reason="its own attention calls the package")
+    lines = """
+from generated.integrations import flash_attn as fa
+fa.install()
+import torch, transformers
+from transformers import modeling_flash_attention_utils, modeling_utils
+for module in modeling_utils, modeling_flash_attention_utils:
+    module.is_flash_attn_2_available = lambda *_, **__: True
+transformers.PreTrainedModel._flash_attn_can_dispatch = lambda *_, **__: True
+size = dict(vocab_size=99, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+config = transformers.LlamaConfig(**size, num_key_value_heads=2, head_dim=16, pad_token_id=0, eos_token_id=None)
+ids, mask = torch.randint(3, 99, (2, 12)), torch.ones(2, 12, dtype=torch.int64)
+mask[0, :4] = 0
+found = []
+for name in "eager", "flash_attention_2":
+    torch.manual_seed(0)
+    net = transformers.LlamaForCausalLM._from_config(config, attn_implementation=name).eval()
+    call = dict(attention_mask=mask, max_new_tokens=4, do_sample=False)
+    found.append(net.generate(ids, **call, return_dict_in_generate=True, output_logits=True))
+want, got = found
+torch.testing.assert_close(torch.stack(got.logits), torch.stack(want.logits), rtol=1e-4, atol=1e-5)
+assert torch.equal(got.sequences, want.sequences)
+print("done")
+"""
+    assert python(lines).endswith("done\n")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_indices_of_tokens_may_be_of_either_integer_dtype(dtype: torch.dtype) -> None:
+    x, indices = torch.arange(6.0).view(3, 2), torch.tensor([3, 0, 1], dtype=dtype)
+    padded = flash_attn_padding.pad_input(x, indices, 2, 2)
+    want = torch.tensor([[[2.0, 3.0], [4.0, 5.0]], [[0.0, 0.0], [0.0, 1.0]]])
+    assert torch.equal(padded, want)
+    assert torch.equal(flash_attn_padding.index_first_axis(padded.flatten(0, 1), indices), x)
+    assert torch.equal(flash_attn_padding.index_first_axis_residual(padded.flatten(0, 1), indices)[0], x)
+
+
 SIGNATURES = {
     "flash_attn_func": "q k v",
     "flash_attn_qkvpacked_func": "qkv",
