@@ -37,7 +37,7 @@ from .transformers_calls import (
     wanted_of,
     with_schedule,
 )
-from .transformers_explain import RECORDED, Explanation, Layer, recording_of
+from .transformers_explain import RECORDED, Explanation, Layer, is_of_transformers, recording_of
 from .transformers_masks import TITLE, AttentionMask, attention_mask
 from .transformers_plans import Plan, seed
 from .variants import BEYOND, Found
@@ -75,7 +75,7 @@ def register(
     """
     if op is None and tensors is not None:
         fail("register", "tensors", "None without op, whose arguments they are", sorted(tensors))
-    if name in ("eager", "sdpa", "flex_attention") or name.startswith(("flash_attention", "paged|")) or "/" in name:
+    if is_of_transformers(name):
         fail("register", "name", "a name that transformers does not use itself", repr(name))
     own = None if op is None else _own(op, dict(tensors or {}))
     AttentionInterface.register(name, attention if own is None else own)
@@ -107,7 +107,8 @@ def explain(model: Any, **inputs: Any) -> Explanation:
     """Which variant computes each attention layer of a model, or why none does. Print it, or read its `layers`.
 
     The model runs once with attention left out, which takes little time, on `inputs` or on eight tokens. Its own
-    implementation is restored.
+    implementation is restored. Of a model that was switched to a registered name, layers that
+    `set_attn_implementation` did not reach are not served.
 
     Args:
         model: a model of transformers, of any `attn_implementation`.

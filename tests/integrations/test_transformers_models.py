@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers", reason="the hooks into transf
 
 from generated._runtime.core.settings import INTERPRET  # noqa: E402
 from generated.integrations import transformers as hf  # noqa: E402
+from generated.integrations.transformers_plans import Plan  # noqa: E402
 from tests.support.tiny_models import DECODERS, decoder, model  # noqa: E402
 from tests.support.tiny_others import OTHERS, T5, TEXT  # noqa: E402
 from tests.support.tiny_runs import (  # noqa: E402
@@ -23,6 +24,7 @@ from tests.support.tiny_runs import (  # noqa: E402
     padding,
     results,
     separate,
+    switch,
     tokens,
     weighted,
 )
@@ -52,21 +54,39 @@ def test_decoders_compute_what_eager_computes(name: str) -> None:
     assert_same(results(net, "codegen", {**packed(), **boundaries()}), want)
 
 
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the ops that models call."""
+    called: list[str] = []
+    run = Plan.run
+
+    def counted(plan: Any, *arguments: Any) -> Any:
+        called.append(plan.op.__name__)
+        return run(plan, *arguments)
+
+    monkeypatch.setattr(Plan, "run", counted)
+    return called
+
+
 @pytest.mark.parametrize("name", OTHERS)
-def test_encoders_and_pairs_compute_what_eager_computes(name: str) -> None:
+def test_encoders_and_pairs_compute_what_eager_computes(name: str, calls: list[str]) -> None:
     kind, sizes, inputs = OTHERS[name]
     config = getattr(transformers, kind).config_class.__name__
     net = model(kind, config, **sizes)
-    assert hf.explain(net, **inputs).is_served, hf.explain(net, **inputs)
+    explained = hf.explain(net, **inputs)
+    assert explained.is_served, explained
     real = inputs["attention_mask"] if "attention_mask" in inputs and "decoder_input_ids" not in inputs else None
 
     def run(implementation: str) -> Any:
-        net.set_attn_implementation(implementation)
+        switch(net, implementation)
         logits = net(**inputs).logits
         logits = logits if real is None else logits[real.bool()]
         return logits.detach(), gradients(net, weighted(logits))
 
-    assert_same(run("codegen"), run("eager"))
+    want = run("eager")
+    assert not calls
+    assert_same(run("codegen"), want)
+    assert calls == [layer.variant for layer in explained.layers]
 
 
 def test_at_least_45_architectures_are_served() -> None:
@@ -103,13 +123,15 @@ def test_generates_what_eager_generates(name: str, cache: str) -> None:
     assert_close(torch.stack(got.logits), torch.stack(want.logits), "logits")
 
 
-def test_generates_from_an_encoder() -> None:
+def test_generates_from_an_encoder(calls: list[str]) -> None:
     net = model("T5ForConditionalGeneration", "T5Config", **T5, decoder_start_token_id=0)
     found = []
     for implementation in ("eager", "codegen"):
-        net.set_attn_implementation(implementation)
-        found.append(net.generate(**TEXT, max_new_tokens=5, do_sample=False))
+        switch(net, implementation)
+        found.append(net.generate(**TEXT, max_new_tokens=5, do_sample=False, eos_token_id=None))
     assert torch.equal(*found)
+    encoder, decoder_step = 2, 4
+    assert len(calls) == encoder + 5 * decoder_step
 
 
 CALLS = {

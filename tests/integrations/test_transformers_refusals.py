@@ -16,8 +16,8 @@ from generated.integrations import transformers as hf  # noqa: E402
 from generated.integrations import transformers_masks  # noqa: E402
 from generated.integrations.variants import NotRenderedError  # noqa: E402
 from tests.support.tiny_models import DECODERS, SIZE, WINDOW, decoder, model  # noqa: E402
-from tests.support.tiny_others import BERT, VISION  # noqa: E402
-from tests.support.tiny_runs import LENGTH, tokens  # noqa: E402
+from tests.support.tiny_others import BERT, T5, VISION  # noqa: E402
+from tests.support.tiny_runs import LENGTH, switch, tokens  # noqa: E402
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="whole models are too slow in Triton's interpreter")
 
@@ -36,6 +36,27 @@ def test_explain_names_variants_and_restores_the_model() -> None:
         "  model.layers.1.self_attn: band_softcap(after=0, cap=2.0)",
     ]
     assert net.config._attn_implementation == "eager"
+
+
+def test_explain_tells_which_parts_of_a_model_run_other_attention() -> None:
+    """`set_attn_implementation` does not reach the stacks of T5, whose configs are copies of the model's."""
+    net = model("T5ForConditionalGeneration", "T5Config", **T5)
+    assert hf.explain(net).is_served
+    net.set_attn_implementation("codegen")
+    explained = hf.explain(net)
+    assert not explained.is_served
+    assert {layer.variant for layer in explained.layers} == {"band_bias"}
+    assert str(explained).splitlines()[:2] == [
+        "T5ForConditionalGeneration: 6 layers call attention, 0 are served",
+        "  encoder.block.0.layer.0.SelfAttention to decoder.block.1.layer.1.EncDecAttention: not served: "
+        "codegen attention: attn_implementation: expected 'codegen', that of the model: build the model with it, "
+        "because set_attn_implementation does not reach this layer, got 'eager'",
+    ]
+    assert "band_bias" not in str(explained)
+    assert "  causal_bias:" in explained.spec()
+    assert {part.config._attn_implementation for part in (net.encoder, net.decoder)} == {"eager"}
+    switch(net, "codegen")
+    assert hf.explain(net).is_served
 
 
 def test_constants_that_are_compiled_in_come_first() -> None:
