@@ -79,7 +79,7 @@ def register(
         fail("register", "name", "a name that transformers does not use itself", repr(name))
     own = None if op is None else _own(op, dict(tensors or {}))
     AttentionInterface.register(name, attention if own is None else own)
-    AttentionMaskInterface.register(name, attention_mask)
+    AttentionMaskInterface.register(name, attention_mask if own is None else partial(attention_mask, is_replaced=True))
     if own is None:
         _register_paged(name)
 
