@@ -39,7 +39,7 @@ from .transformers_calls import (
 )
 from .transformers_explain import RECORDED, Explanation, Layer, is_of_transformers, recording_of
 from .transformers_masks import TITLE, AttentionMask, attention_mask
-from .transformers_plans import Plan, seed
+from .transformers_plans import Plan, seed, sides_of
 from .variants import BEYOND, Found
 
 __all__ = ["AttentionMask", "Explanation", "attention", "attention_mask", "explain", "register"]
@@ -72,6 +72,8 @@ def register(
 
     Raises:
         ArgumentError: tensors without an op, one that the op does not have, or a name that is taken by transformers.
+
+    With an op, calls are refused whose cache has dropped keys, as sliding caches do: its mask may keep them.
     """
     if op is None and tensors is not None:
         fail("register", "tensors", "None without op, whose arguments they are", sorted(tensors))
@@ -213,6 +215,13 @@ def _own(op: Callable[..., Any], tensors: dict[str, Any]) -> Callable[..., tuple
         **given: Any,
     ) -> tuple[Tensor, None]:
         mask = checked(attention_mask, key, given)
+        if mask is not None and mask.kv_offset:
+            expected = (
+                f"one of all keys from the first on, because the mask of {name} replaces it: set sliding_window=None "
+                "in the config, or use_cache=False"
+            )
+            got = f"keys from position {mask.kv_offset} on: the cache has dropped others"
+            fail(TITLE, "attention_mask", expected, got)
         if (dtype := common_dtype(query, key, value)) is not None:
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         batch = {"query": query, "key": key, "value": value, "attention_mask": mask, "scaling": scaling, **given}
@@ -227,7 +236,8 @@ def _own(op: Callable[..., Any], tensors: dict[str, Any]) -> Callable[..., tuple
         wanted = Attention(after=0 if is_causal else None)
         arguments |= tokens_of(mask, query, key, given, is_causal=is_causal, needs_rows=bool(tensors))
         found = Found(name=name, scalars={})
-        arguments |= positions_of(mask, query, key, found, wanted, arguments, is_causal=is_causal)
+        is_placed = mask is not None or sides_of(module, given)[0]
+        arguments |= positions_of(mask, query, key, found, wanted, arguments, is_causal=is_placed)
         arguments = with_schedule(op, module, mask, query, key, value, arguments)
         return Plan(op, arguments).run(query, key, value, scaling, given), None
 

@@ -246,6 +246,12 @@ def positions_of(
         offset = mask.q_offset - mask.kv_offset
     elif is_causal:
         offset = key.shape[2] - query.shape[2]
+        if query.shape[2] > 1 and offset:
+            # The other keys may be before the queries, or the room of a static cache behind them.
+            expected = (
+                "one, which says where the queries are among the keys of a cache: pass attention_mask to the model"
+            )
+            fail(TITLE, "attention_mask", expected, f"none, and {query.shape[2]} queries of {key.shape[2]} keys")
     if mask is not None and mask.chunk is not None and (positions := chunk_positions(mask, query, key, arguments)):
         return positions
     if found.bias is not None:

@@ -10,9 +10,10 @@ import torch
 transformers = pytest.importorskip("transformers", reason="the hooks into transformers need it")
 
 from generated import torch as ops  # noqa: E402
+from generated._runtime.core.checks import ArgumentError  # noqa: E402
 from generated._runtime.core.settings import INTERPRET  # noqa: E402
 from generated.integrations import transformers as hf  # noqa: E402
-from tests.support.tiny_models import SIZE, WINDOW, model  # noqa: E402
+from tests.support.tiny_models import SIZE, WINDOW, decoder, model  # noqa: E402
 from tests.support.tiny_runs import (  # noqa: E402
     FIRST,
     LENGTH,
@@ -130,3 +131,56 @@ def test_an_overlay_of_two_bounds_is_as_wide_as_the_wider_one() -> None:
     ):
         mask = masked_by("codegen", **overlays)
         assert (mask.before, mask.after) == sides
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_keys_that_a_sliding_cache_dropped_are_one_error(cache: str) -> None:
+    """The op's mask may keep them. Without a window in the config the cache keeps them, too."""
+    hf.register("all_keys", op=ops.causal)
+    call = {"attention_mask": torch.ones(2, 12, dtype=torch.int64), "max_new_tokens": 3, "do_sample": False}
+    call |= {"cache_implementation": cache, "disable_compile": True, "eos_token_id": None}
+    net = decoder("Mistral")
+    net.set_attn_implementation("all_keys")
+    message = (
+        "attention_mask: expected one of all keys from the first on, because the mask of causal replaces it: "
+        "set sliding_window=None in the config, or use_cache=False, got keys from position 5 on: "
+        "the cache has dropped others"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        net.generate(tokens(2, 12), **call)
+    net = decoder("Mistral", sliding_window=None)
+    found = []
+    for name in ("eager", "all_keys"):
+        net.set_attn_implementation(name)
+        found.append(net.generate(tokens(2, 12), **call, return_dict_in_generate=True, output_logits=True))
+    assert_close(torch.stack(found[1].logits), torch.stack(found[0].logits), "logits")
+
+
+@pytest.mark.parametrize("registered", [None, ops.causal])
+def test_a_part_of_a_text_without_a_mask_is_one_error(registered: Any) -> None:
+    """Moshi makes no mask without an `attention_mask`, and its cache may have room behind the queries or keys before
+    them."""
+    hf.register("without_mask", op=registered)
+    attend = transformers.AttentionInterface()["without_mask"]
+    q, k = torch.randn(1, 2, 3, 16), torch.randn(1, 2, 8, 16)
+    with pytest.raises(ArgumentError, match=r"attention_mask: expected one, .*, got none, and 3 queries of 8 keys"):
+        attend(torch.nn.Module(), q, k, k, None)
+    attend(torch.nn.Module(), q[:, :, :1], k, k, None)
+    attend(torch.nn.Module(), q, k, k, None, is_causal=False)
+
+
+def test_moshi_on_a_static_cache() -> None:
+    config = transformers.MoshiConfig(
+        **{**SIZE, "pad_token_id": None}, ffn_dim=64, audio_vocab_size=32, sliding_window=64
+    )
+    torch.manual_seed(0)
+    net = transformers.MoshiForCausalLM._from_config(config, attn_implementation="codegen").eval()
+    ids = tokens(2, 9)
+    with torch.no_grad():
+        want = net(ids, use_cache=False).logits
+        keys = transformers.StaticCache(config=config, max_cache_len=16)
+        with pytest.raises(ArgumentError, match="attention_mask: expected one"):
+            net(ids, past_key_values=keys)
+        keys.reset()
+        got = net(ids, attention_mask=torch.ones_like(ids), past_key_values=keys).logits
+    assert_close(got, want, "logits")
