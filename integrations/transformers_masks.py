@@ -199,6 +199,8 @@ def _read(mask: AttentionMask, function: Callable[..., Any], *, is_replaced: boo
     if name == "and":
         for part in values["mask_functions"]:
             _read(mask, part, is_replaced=is_replaced)
+        if not is_replaced and any(_kind(part) == "window" for part in values["mask_functions"]):
+            _check_images(mask)
     elif name == "or":
         _read_either(mask, function, values["mask_functions"], is_replaced=is_replaced)
     elif name == "causal":
@@ -228,17 +230,25 @@ def _read_either(
         others = [part for part in others if _kind(part)]
     elif len(images) > 1 or not others:
         _refuse(function)
+    if len(others) == 1:
+        _read(mask, others[0], is_replaced=is_replaced)
+    else:
+        _read_union(mask, function, others, is_replaced=is_replaced)
+    # Last, because a window inside of these functions does not hold for images.
     for image in images:
         ids = inspect.getclosurevars(image).nonlocals["block_sequence_ids"]
         mask.image = ids[:, mask.kv_offset : mask.kv_offset + mask.kv_length].to(torch.int32)
-    if len(others) == 1:
-        _read(mask, others[0], is_replaced=is_replaced)
-        return
+
+
+def _read_union(
+    mask: AttentionMask, function: Callable[..., Any], parts: Sequence[Callable[..., Any]], *, is_replaced: bool
+) -> None:
+    """Bounds of which one must hold. `function` joins the parts."""
     # Every bound includes the query's own position, so that the union of several is one run of positions, too.
     blank: dict[str, Any] = dict.fromkeys(_READ)
     befores: list[int | None] = []
     afters: list[int | None] = []
-    for part in others:
+    for part in parts:
         read = replace(mask, **blank, cache={}, plans=[], copies={})
         _read(read, part, is_replaced=is_replaced)
         if any(getattr(read, name) is not None for name in _READ[2:]):
@@ -253,6 +263,15 @@ def _read_either(
 def _widest(bounds: Sequence[int | None]) -> int | None:
     known = [x for x in bounds if x is not None]
     return max(known) if known and len(known) == len(bounds) else None
+
+
+def _check_images(mask: AttentionMask) -> None:
+    """Refuse images that are longer than a window that holds for them, too: the variants keep images whole."""
+    ids, window = mask.image, 1 + (mask.before or 0)
+    if ids is None or ids.is_meta or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    if bool(((ids[:, window:] == ids[:, :-window]) & (ids[:, window:] >= 0)).any()):
+        fail(TITLE, "image", f"images of {window} tokens at most, the window of the layer: use 'eager'", "longer ones")
 
 
 def _narrow(mask: AttentionMask, *, before: int | None = None, after: int | None = None) -> None:

@@ -184,3 +184,25 @@ def test_moshi_on_a_static_cache() -> None:
         keys.reset()
         got = net(ids, attention_mask=torch.ones_like(ids), past_key_values=keys).logits
     assert_close(got, want, "logits")
+
+
+def test_images_that_a_window_would_cut_are_one_error() -> None:
+    """In Gemma's sliding layers the window holds for images, too. The variant keeps images whole."""
+    from transformers.masking_utils import blockwise_overlay, create_causal_mask, sliding_window_overlay
+
+    length = 9
+    groups = torch.full((1, LENGTH), -1)
+    groups[:, 3 : 3 + length] = 0
+
+    def masked(name: str, window: int) -> Any:
+        config = transformers.LlamaConfig()
+        config._attn_implementation = name
+        overlays = {"or_mask_function": blockwise_overlay(groups), "and_mask_function": sliding_window_overlay(window)}
+        return create_causal_mask(config, torch.zeros(1, LENGTH, 8), None, None, **overlays)
+
+    with pytest.raises(ArgumentError, match=r"image: expected images of 8 tokens at most, .*, got longer ones"):
+        masked("codegen", length - 1)
+    q, k, v = torch.randn(3, 1, 2, LENGTH, 16)
+    got, _ = hf.attention(torch.nn.Module(), q, k, v, masked("codegen", length))
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=masked("eager", length))
+    assert_close(got.transpose(1, 2), want, "o")
