@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._runtime.core.checks import check_flag, fail
+from .._runtime.core.checks import check_flag, check_int, fail
 
 __all__ = ["Attention"]
 
@@ -71,10 +71,10 @@ class Attention(eqx.Module):
             ArgumentError: a number below 1, `kv_heads` that does not divide `heads`, or without `head_dim`, `heads`
                 that does not divide `size`.
         """
-        kv_heads = heads if kv_heads is None else kv_heads
-        for name, number in (("size", size), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim)):
-            if (number is not None or name != "head_dim") and (not isinstance(number, int) or number < 1):
-                fail(_TITLE, name, "an int of at least 1", repr(number))
+        size = check_int(_TITLE, "size", size, 1)
+        heads = check_int(_TITLE, "heads", heads, 1)
+        kv_heads = heads if kv_heads is None else check_int(_TITLE, "kv_heads", kv_heads, 1)
+        head_dim = head_dim if head_dim is None else check_int(_TITLE, "head_dim", head_dim, 1)
         use_bias = check_flag(_TITLE, "use_bias", use_bias)
         if heads % kv_heads:
             fail(_TITLE, "kv_heads", f"a number that divides {heads} heads", kv_heads)

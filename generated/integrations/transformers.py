@@ -38,9 +38,9 @@ from .transformers_calls import (
     wanted_of,
     with_schedule,
 )
-from .transformers_explain import RECORDED, Explanation, Layer, recording_of
+from .transformers_explain import RECORDED, Explanation, Layer, is_of_transformers, recording_of
 from .transformers_masks import TITLE, AttentionMask, attention_mask
-from .transformers_plans import Plan, seed
+from .transformers_plans import Plan, seed, sides_of
 from .variants import BEYOND, Found
 
 __all__ = ["AttentionMask", "Explanation", "attention", "attention_mask", "explain", "register"]
@@ -73,14 +73,16 @@ def register(
 
     Raises:
         ArgumentError: tensors without an op, one that the op does not have, or a name that is taken by transformers.
+
+    With an op, calls are refused whose cache has dropped keys, as sliding caches do: its mask may keep them.
     """
     if op is None and tensors is not None:
         fail("register", "tensors", "None without op, whose arguments they are", sorted(tensors))
-    if name in ("eager", "sdpa", "flex_attention") or name.startswith(("flash_attention", "paged|")) or "/" in name:
+    if is_of_transformers(name):
         fail("register", "name", "a name that transformers does not use itself", repr(name))
     own = None if op is None else _own(op, dict(tensors or {}))
     AttentionInterface.register(name, attention if own is None else own)
-    AttentionMaskInterface.register(name, attention_mask)
+    AttentionMaskInterface.register(name, attention_mask if own is None else partial(attention_mask, is_replaced=True))
     if own is None:
         _register_paged(name)
 
@@ -108,7 +110,8 @@ def explain(model: Any, **inputs: Any) -> Explanation:
     """Which variant computes each attention layer of a model, or why none does. Print it, or read its `layers`.
 
     The model runs once with attention left out, which takes little time, on `inputs` or on eight tokens. Its own
-    implementation is restored.
+    implementation is restored. Of a model that was switched to a registered name, layers that
+    `set_attn_implementation` did not reach are not served.
 
     Args:
         model: a model of transformers, of any `attn_implementation`.
@@ -213,6 +216,13 @@ def _own(op: Callable[..., Any], tensors: dict[str, Any]) -> Callable[..., tuple
         **given: Any,
     ) -> tuple[Tensor, None]:
         mask = checked(attention_mask, key, given)
+        if mask is not None and mask.kv_offset:
+            expected = (
+                f"one of all keys from the first on, because the mask of {name} replaces it: set sliding_window=None "
+                "in the config, or use_cache=False"
+            )
+            got = f"keys from position {mask.kv_offset} on: the cache has dropped others"
+            fail(TITLE, "attention_mask", expected, got)
         if (dtype := common_dtype(query, key, value)) is not None:
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         batch = {"query": query, "key": key, "value": value, "attention_mask": mask, "scaling": scaling, **given}
@@ -227,7 +237,8 @@ def _own(op: Callable[..., Any], tensors: dict[str, Any]) -> Callable[..., tuple
         wanted = Attention(after=0 if is_causal else None)
         arguments |= tokens_of(mask, query, key, given, is_causal=is_causal, needs_rows=bool(tensors))
         found = Found(name=name, scalars={})
-        arguments |= positions_of(mask, query, key, found, wanted, arguments, is_causal=is_causal)
+        is_placed = mask is not None or sides_of(module, given)[0]
+        arguments |= positions_of(mask, query, key, found, wanted, arguments, is_causal=is_placed)
         arguments = with_schedule(op, module, mask, query, key, value, arguments)
         return Plan(op, arguments).run(query, key, value, scaling, given), None
 

@@ -20,7 +20,7 @@ from .transformers_masks import TITLE, AttentionMask
 from .transformers_plans import CHOSEN_KEYS, MOST_KEPT, VECTORS, KeptPlan, Plan, sides_of
 from .transformers_sharing import autocast_dtype, cache_of, identity, schedule
 from .transformers_tokens import check_same_length, chunk_positions, packed_row, segment_ids, sequences
-from .variants import BEYOND, Found, find
+from .variants import Found, find
 
 
 def planned(
@@ -119,10 +119,10 @@ def resolved(wanted: Attention) -> Found:
     """The variant for a call."""
     if not torch.compiler.is_compiling():
         return find(wanted)
-    name, scalars, image, bias = _resolved_while_tracing(
+    name, scalars, image, bias, sides = _resolved_while_tracing(
         wanted.before, wanted.after, wanted.chunk, wanted.images, wanted.cap, wanted.sink, wanted.bias, wanted.dropout
     )
-    return Found(name=name, scalars=dict(scalars), image=image, bias=bias)
+    return Found(name=name, scalars=dict(scalars), image=image, bias=bias, sides=dict(sides))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -135,14 +135,14 @@ def _resolved_while_tracing(
     sink: bool,
     bias: bool,
     dropout: bool,
-) -> tuple[str, tuple[tuple[str, int | float], ...], str | None, str | None]:
+) -> tuple[str, tuple[tuple[str, int | float], ...], str | None, str | None, tuple[tuple[str, str], ...]]:
     """The result of `find` as constants of a trace, which cannot read the file that `find` reads."""
     found = find(
         Attention(
             before=before, after=after, chunk=chunk, images=images, cap=cap, sink=sink, bias=bias, dropout=dropout
         )
     )
-    return found.name, tuple(found.scalars.items()), found.image, found.bias
+    return found.name, tuple(found.scalars.items()), found.image, found.bias, tuple(found.sides.items())
 
 
 # ------------------------------------------------------------------------------------------------------ what is called
@@ -247,27 +247,43 @@ def positions_of(
         offset = mask.q_offset - mask.kv_offset
     elif is_causal:
         offset = key.shape[2] - query.shape[2]
-    if found.bias is not None:
-        return _beside_a_bias(offset, query, found, wanted)
+        if query.shape[2] > 1 and offset:
+            # The other keys may be before the queries, or the room of a static cache behind them.
+            expected = (
+                "one, which says where the queries are among the keys of a cache: pass attention_mask to the model"
+            )
+            fail(TITLE, "attention_mask", expected, f"none, and {query.shape[2]} queries of {key.shape[2]} keys")
     if mask is not None and mask.chunk is not None and (positions := chunk_positions(mask, query, key, arguments)):
         return positions
+    if found.bias is not None:
+        return _beside_a_bias(offset, query, key, found, wanted)
     if isinstance(offset, Tensor):
         return {"q_offset": offset.to(query.device, torch.int32).reshape(-1).expand(query.shape[0]).contiguous()}
     return {"q_offset": offset} if offset else {}
 
 
-def _beside_a_bias(offset: int | Tensor, query: Tensor, found: Found, wanted: Attention) -> dict[str, Any]:
-    """The offset of a call with a bias. A bias is indexed by query rows, so the bounds are shifted, not the rows."""
-    if isinstance(offset, Tensor):
-        if query.shape[2] == 1 and wanted.after == 0 and wanted.before is None:
-            lengths = (offset.to(query.device, torch.int32) + 1).reshape(-1).expand(query.shape[0])
-            return {"after": BEYOND, "kv_lengths": lengths.contiguous()} if "after" in found.scalars else {}
-        offset = int(offset)
-    if not offset:
+def _beside_a_bias(offset: int | Tensor, query: Tensor, key: Tensor, found: Found, wanted: Attention) -> dict[str, Any]:
+    """The arguments that place the queries of a call with a bias. A bias is indexed by query rows, which `q_offset`
+    would move; neither moved bounds nor positions do."""
+    bounds = {name: x for name in ("before", "after") if (x := getattr(wanted, name)) is not None}
+    is_known = not isinstance(offset, Tensor)
+    if (not bounds and wanted.chunk is None) or (is_known and not offset):
         return {}
-    if not {"before", "after"} <= found.scalars.keys() or wanted.before is not None:
-        fail(TITLE, "position_bias", "none beside a window and a cache", f"queries from position {offset} on")
-    return {} if wanted.after is None else {"after": wanted.after + offset}
+    if found.image is not None:
+        expected = "none beside images and keys of a cache: use 'eager' there"
+        fail(TITLE, "position_bias", expected, "a bias, images and a cache")
+    # Bounds that are scalars of the op are the faster way, because calls with positions look for their blocks first.
+    if is_known and wanted.chunk is None and all(name in found.sides for name in bounds):
+        before = bounds.get("before")
+        if before is None or before >= offset:
+            moved = {"before": -offset, "after": offset}
+            return {found.sides[name]: found.scalars[found.sides[name]] + moved[name] for name in bounds}
+    begin = offset.to(query.device).reshape(-1, 1) if isinstance(offset, Tensor) else offset
+    places = {
+        "q_positions": torch.arange(query.shape[2], device=query.device) + begin,
+        "kv_positions": torch.arange(key.shape[2], device=query.device),
+    }
+    return {name: x.to(torch.int32).expand(query.shape[0], -1) for name, x in places.items()}
 
 
 def with_schedule(
@@ -279,9 +295,9 @@ def with_schedule(
     value: Tensor,
     arguments: dict[str, Any],
 ) -> dict[str, Any]:
-    """The arguments; if the call is packed or has segment ids, with the schedule that calls like this one share."""
+    """The arguments; if the blocks depend on tensors, with the schedule that calls like this one share."""
     packed = "cu_seqlens_q" in arguments
-    if not packed and "q_segment_ids" not in arguments:
+    if not packed and "q_segment_ids" not in arguments and "q_positions" not in arguments:
         return arguments
     cache = cache_of(mask, arguments.get("cu_seqlens_q"))
     if cache is None:

@@ -103,6 +103,7 @@ def recording_of(model: Any, inputs: Mapping[str, Any], records: list[Layer]) ->
     refused = ""
     names = {id(module): name for name, module in model.named_modules()}
     given = dict(inputs) or _inputs(model)
+    chosen = {id(config): config._attn_implementation for config in _configs(model)}
     try:
         with _implementation(model, RECORDED), torch.no_grad(), torch.random.fork_rng(devices=[]):
             model(**given)
@@ -114,15 +115,40 @@ def recording_of(model: Any, inputs: Mapping[str, Any], records: list[Layer]) ->
         refused = "no layer calls attention through transformers' AttentionInterface"
     for layer in records:
         layer.name = names.get(id(layer.module), type(layer.module).__name__)
+        layer.refused = layer.refused or _not_reached(model, layer.module, chosen)
     return Explanation(model=type(model).__name__, layers=tuple(records), refused=refused)
+
+
+def is_of_transformers(name: str) -> bool:
+    """Whether an `attn_implementation` is one that transformers itself has, or loads."""
+    return name in ("eager", "sdpa", "flex_attention") or name.startswith(("flash_attention", "paged|")) or "/" in name
+
+
+def _not_reached(model: Any, module: Any, chosen: Mapping[int, str | None]) -> str:
+    """Why a layer does not run the implementation that was registered here and that its model has; "" if it does.
+
+    `chosen`: the implementations of configs, by their ids.
+    """
+    name = chosen.get(id(model.config))
+    own = chosen.get(id(getattr(module, "config", None)), name)
+    if name is None or own == name or is_of_transformers(name.removeprefix("paged|")):
+        return ""
+    return (
+        f"{TITLE}: attn_implementation: expected {name!r}, that of the model: build the model with it, because "
+        f"set_attn_implementation does not reach this layer, got {own!r}"
+    )
+
+
+def _configs(model: Any) -> list[Any]:
+    """The configs of a model and of its parts, each once."""
+    found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    return list({id(config): config for config in found if hasattr(config, "_attn_implementation")}.values())
 
 
 @contextmanager
 def _implementation(model: Any, name: str) -> Iterator[None]:
     """Switch a model and all its parts to another attention implementation inside the `with` block."""
-    found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    configs = {id(config): config for config in found if hasattr(config, "_attn_implementation")}
-    before = [(config, config._attn_implementation) for config in configs.values()]
+    before = [(config, config._attn_implementation) for config in _configs(model)]
     try:
         for config, _ in before:
             config._attn_implementation = name

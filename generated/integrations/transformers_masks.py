@@ -8,7 +8,7 @@ function raises an error that names the function.
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,8 @@ TITLE = "codegen attention"
 
 _TENSORS = ("padding", "packed", "image", "left_padding", "q_offset")
 """The fields of a mask that may be tensors and that decide the arguments of calls."""
+_READ = ("before", "after", "chunk", "packed", "image", "padding")
+"""The fields of a mask that are read from mask functions: two bounds first."""
 
 
 class MaskIsReadError(NotImplementedError, AttributeError):
@@ -127,15 +129,20 @@ def attention_mask(
     mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
     config: Any = None,
+    *,
+    is_replaced: bool = False,
     **said: Any,
 ) -> AttentionMask:
     """Make the mask of all layers of one kind, once per forward: the function that `AttentionMaskInterface` registers.
+
+    With `is_replaced` an op of the user's own computes the layers. Its mask replaces all mask functions that are not
+    known here.
 
     Raises:
         ArgumentError: the model does not call its attention through transformers' interface.
         NotImplementedError: a part of the mask is none of transformers' own mask functions.
     """
-    if isinstance(q_offset, Tensor) and not torch.compiler.is_compiling():
+    if isinstance(q_offset, Tensor):
         q_offset = q_offset.clone()  # a cache may count on in this tensor before the layers read the mask
     mask = AttentionMask(
         batch=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset
@@ -144,10 +151,10 @@ def attention_mask(
         whole = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
         mask.padding = whole[:, kv_offset : kv_offset + kv_length]
     if torch.compiler.is_compiling():
-        _read_while_tracing(mask, mask_function, config, said)
+        _read_while_tracing(mask, mask_function, config, said, is_replaced=is_replaced)
     else:
         _check_interface(config)
-        _read(mask, mask_function)
+        _read(mask, mask_function, is_replaced=is_replaced)
     if mask.chunk is not None and mask.padding is not None:
         mask.left_padding = (attention_mask.cumsum(-1) == 0).sum(-1)  # type: ignore[union-attr]
     return mask
@@ -183,42 +190,107 @@ def _codes() -> dict[Any, str]:
 
 
 _CODES = _codes()
+_ALL = (lambda *_: torch.tensor(True, dtype=torch.bool)).__code__
 
 
-def _read(mask: AttentionMask, function: Callable[..., Any]) -> None:
+def _read(mask: AttentionMask, function: Callable[..., Any], *, is_replaced: bool) -> None:
     """Fill in the fields of a mask from the closure of a mask function."""
     name = _kind(function)
     values = inspect.getclosurevars(function).nonlocals if name else {}
     if name == "and":
         for part in values["mask_functions"]:
-            _read(mask, part)
+            _read(mask, part, is_replaced=is_replaced)
+        if not is_replaced and any(_kind(part) == "window" for part in values["mask_functions"]):
+            _check_images(mask)
     elif name == "or":
-        images = [part for part in values["mask_functions"] if _kind(part) == "image"]
-        others = [part for part in values["mask_functions"] if _kind(part) != "image"]
-        if len(images) != 1 or len(others) != 1:
-            _refuse(next((part for part in others if not _kind(part)), function))
-        _read(mask, others[0])
-        ids = inspect.getclosurevars(images[0]).nonlocals["block_sequence_ids"]
-        mask.image = ids[:, mask.kv_offset : mask.kv_offset + mask.kv_length].to(torch.int32)
+        _read_either(mask, function, values["mask_functions"], is_replaced=is_replaced)
     elif name == "causal":
-        mask.after = 0
+        _narrow(mask, after=0)
     elif name == "window":
-        mask.before = int(values["sliding_window"]) - 1
-    elif name == "both_sides":
-        mask.before = mask.after = int(values["sliding_window"])
+        _narrow(mask, before=int(values["sliding_window"]) - 1)
+    elif name in ("both_sides", "distance"):
+        reach = int(values["sliding_window"]) - (name == "distance")
+        _narrow(mask, before=reach, after=reach)
     elif name == "chunk":
         mask.chunk = int(values["chunk_size"])
     elif name == "packed":
         mask.packed = values["packed_sequence_mask"].to(torch.int32)
     elif name == "padding":
         mask.padding = values["padding_mask"][:, : mask.kv_length]
-    elif name != "full":
+    elif name != "full" and not is_replaced:
         _refuse(function)
 
 
+def _read_either(
+    mask: AttentionMask, function: Callable[..., Any], parts: Sequence[Callable[..., Any]], *, is_replaced: bool
+) -> None:
+    """Fill in the fields of a mask from functions of which one must hold: bounds of positions, or images beside one."""
+    images = [part for part in parts if _kind(part) == "image"]
+    others = [part for part in parts if _kind(part) != "image"]
+    if is_replaced:
+        others = [part for part in others if _kind(part)]
+    elif len(images) > 1 or not others:
+        _refuse(function)
+    if len(others) == 1:
+        _read(mask, others[0], is_replaced=is_replaced)
+    else:
+        _read_union(mask, function, others, is_replaced=is_replaced)
+    # Last, because a window inside of these functions does not hold for images.
+    for image in images:
+        ids = inspect.getclosurevars(image).nonlocals["block_sequence_ids"]
+        mask.image = ids[:, mask.kv_offset : mask.kv_offset + mask.kv_length].to(torch.int32)
+
+
+def _read_union(
+    mask: AttentionMask, function: Callable[..., Any], parts: Sequence[Callable[..., Any]], *, is_replaced: bool
+) -> None:
+    """Bounds of which one must hold. `function` joins the parts."""
+    # Every bound includes the query's own position, so that the union of several is one run of positions, too.
+    blank: dict[str, Any] = dict.fromkeys(_READ)
+    befores: list[int | None] = []
+    afters: list[int | None] = []
+    for part in parts:
+        read = replace(mask, **blank, cache={}, plans=[], copies={})
+        _read(read, part, is_replaced=is_replaced)
+        if any(getattr(read, name) is not None for name in _READ[2:]):
+            if is_replaced:
+                return
+            _refuse(function)
+        befores.append(read.before)
+        afters.append(read.after)
+    _narrow(mask, before=_widest(befores), after=_widest(afters))
+
+
+def _widest(bounds: Sequence[int | None]) -> int | None:
+    known = [x for x in bounds if x is not None]
+    return max(known) if known and len(known) == len(bounds) else None
+
+
+def _check_images(mask: AttentionMask) -> None:
+    """Refuse images that are longer than a window that holds for them, too: the variants keep images whole."""
+    ids, window = mask.image, 1 + (mask.before or 0)
+    if ids is None or ids.is_meta or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    if bool(((ids[:, window:] == ids[:, :-window]) & (ids[:, window:] >= 0)).any()):
+        fail(TITLE, "image", f"images of {window} tokens at most, the window of the layer: use 'eager'", "longer ones")
+
+
+def _narrow(mask: AttentionMask, *, before: int | None = None, after: int | None = None) -> None:
+    """Add bounds to those of a mask."""
+    mask.before = min((x for x in (mask.before, before) if x is not None), default=None)
+    mask.after = min((x for x in (mask.after, after) if x is not None), default=None)
+
+
 def _kind(function: Any) -> str:
-    """The name of one of transformers' mask functions, or "" for any other function."""
-    return _CODES.get(getattr(function, "__code__", None), "")
+    """The name of a mask function of transformers, or of one of its models; "" for any other function."""
+    code: Any = getattr(function, "__code__", None)
+    if code in _CODES or not str(getattr(function, "__module__", "")).startswith("transformers.models."):
+        return _CODES.get(code, "")
+    # Gemma 3 and models made from it have these for tokens that see both sides.
+    if (code.co_code, code.co_consts, code.co_names) == (_ALL.co_code, _ALL.co_consts, _ALL.co_names):
+        return "full"
+    overlay = function.__globals__.get("_bidirectional_window_overlay")
+    return "distance" if overlay is not None and code is overlay(1).__code__ else ""
 
 
 def _refuse(function: Callable[..., Any]) -> None:
@@ -230,9 +302,12 @@ def _refuse(function: Callable[..., Any]) -> None:
     )
 
 
-def _read_while_tracing(mask: AttentionMask, function: Any, config: Any, said: dict[str, Any]) -> None:
+def _read_while_tracing(
+    mask: AttentionMask, function: Any, config: Any, said: dict[str, Any], *, is_replaced: bool
+) -> None:
     """As `_read`, but from the arguments that come with the function, because a trace cannot read closures."""
-    if said.get("use_vmap"):
+    has_overlays = bool(said.get("use_vmap"))
+    if has_overlays and not is_replaced:
         raise NotImplementedError(
             f"{TITLE}: a mask with an overlay of its own is not readable while torch.compile traces the model: "
             "make it before, or run this model without torch.compile"
@@ -247,6 +322,8 @@ def _read_while_tracing(mask: AttentionMask, function: Any, config: Any, said: d
         mask.chunk = size
     elif size is not None:
         mask.before, mask.after = (size - 1, 0) if is_causal else (size, size)
+    if has_overlays:
+        return  # whether a token sees the token before it says nothing about sequences
     if is_causal and not said.get("allow_is_causal_skip", True) and mask.q_length > 1:
         if function.__name__ == "or_mask":
             raise NotImplementedError(

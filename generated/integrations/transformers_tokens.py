@@ -20,11 +20,11 @@ def sequences(
 ) -> dict[str, Any]:
     """The op's arguments that say which tokens form a sequence; empty if each row is one sequence without padding.
 
-    A call has packed sequences if it has `cu_seq_lens_q`, or if it is causal, has as many queries as keys, and has
-    `position_ids` that restart. With more keys than queries such positions are refused. The 2-D mask of the model marks
-    padding. The host waits for the device at most once per forward, to see whether there is more than one sequence or
-    any padding. It does not wait in decoding, in a trace or in a CUDA graph: there, calls are computed as if there were
-    several sequences and padding.
+    A call has packed sequences if it has `cu_seq_lens_q`, or if it has as many queries as keys and its mask has packed
+    sequences, or, in a causal call, `position_ids` that restart. With more keys than queries such positions are
+    refused. The 2-D mask of the model marks padding. The host waits for the device at most once per forward, to see
+    whether there is more than one sequence or any padding. It does not wait in decoding, in a trace or in a CUDA graph:
+    there, calls are computed as if there were several sequences and padding.
     """
     cu_seqlens = given.get("cu_seq_lens_q")
     padding = None if mask is None else mask.padding
@@ -39,6 +39,8 @@ def sequences(
         ids = _ids_of_rows(cu_seqlens, query)
     elif is_causal and same_length:
         ids = _packed_ids(mask, query, given.get("position_ids"))
+    elif same_length and mask is not None:
+        ids = mask.packed
     elif is_causal and query.shape[2] > 1 and _may_wait(query):
         _check_continues(mask, query, given.get("position_ids"))
     waits = same_length and query.shape[2] > 1 and _may_wait(query)

@@ -30,7 +30,11 @@ BEYOND = INT_LIMIT - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A variant, its scalars by name, and the names of the tensors that hold images, biases, slopes and masks."""
+    """A variant, its scalars by name, and the names of the tensors that hold images, biases, slopes and masks.
+
+    `sides`: the names of the scalars that set the bounds `before` and `after`, and nothing else, so that a call may
+    move them. A bound that is compiled in is not among them.
+    """
 
     name: str
     scalars: Mapping[str, int | float]
@@ -38,6 +42,7 @@ class Found:
     bias: str | None = None
     slope: str | None = None
     mask: str | None = None
+    sides: Mapping[str, str] = field(default_factory=dict)
 
 
 class NotRenderedError(NotImplementedError):
@@ -117,7 +122,18 @@ def _matched(meaning: _Meaning, wanted: Attention) -> Found | None:
     if scalars.keys() != meaning.scalars:
         return None
     tensors = {"image": meaning.image, "bias": meaning.bias, "slope": meaning.slope, "mask": meaning.mask}
-    return Found(name=meaning.name, scalars=scalars, **tensors)
+    return Found(name=meaning.name, scalars=scalars, sides=_sides(meaning), **tensors)
+
+
+def _sides(meaning: _Meaning) -> dict[str, str]:
+    """As in `Found`."""
+    uses = [bound.value for bounds in meaning.bounds.values() for bound in bounds]
+    sides = {}
+    for name in ("before", "after"):
+        bounds = meaning.bounds.get(name, [])
+        if len(bounds) == 1 and isinstance(value := bounds[0].value, str) and uses.count(value) == 1:
+            sides[name] = value
+    return sides
 
 
 @cache
