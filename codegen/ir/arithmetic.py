@@ -28,109 +28,33 @@ def to_float(e: Expr) -> Expr:
         return e
     if isinstance(e, Const):
         return const(float(e.value))
-    if isinstance(e, Op) and e.op in ("add", "sub") and _large_operands(e) > 1:
+    if isinstance(e, Op) and e.op in ("add", "sub") and large_operands(e) > 1:
         return Op(Type.FLOAT, "float", (e,))
-    if isinstance(e, Op) and e.op in _OF_FLOATS_TOO:
-        return _OF_FLOATS_TOO[e.op](*(to_float(a) for a in e.args))
+    if isinstance(e, Op) and e.op in OF_FLOATS_TOO:
+        return OF_FLOATS_TOO[e.op](*(to_float(a) for a in e.args))
     if isinstance(e, Op) and e.op == "where":
         return where(e.args[0], to_float(e.args[1]), to_float(e.args[2]))
     return Op(Type.FLOAT, "float", (e,))
 
 
-def _large_operands(e: Expr) -> int:
+def large_operands(e: Expr) -> int:
     """How many operands of an integer sum may lie beyond `MOST_EXACT`, provided that positions do not."""
     if isinstance(e, Op) and e.op in ("add", "sub", "neg", "abs"):
-        return sum(map(_large_operands, e.args))
+        return sum(map(large_operands, e.args))
     if isinstance(e, Op) and e.op in ("min", "max"):
-        return max(map(_large_operands, e.args))
-    return int(not _is_exact(e))
+        return max(map(large_operands, e.args))
+    return int(not is_exact(e))
 
 
-def _is_exact(e: Expr) -> bool:
+def is_exact(e: Expr) -> bool:
     """True if an integer is known to lie within `MOST_EXACT`, provided that positions do."""
     if isinstance(e, Const):
         return abs(e.value) <= MOST_EXACT
     if isinstance(e, Var):
         return e.name in POSITION_NAMES
     if isinstance(e, Op) and e.op == "floordiv":
-        return isinstance(e.args[1], Const) and _is_exact(e.args[0])
-    return isinstance(e, Op) and e.op == "mod" and _is_exact(e.args[1])
-
-
-def to_integer(e: Expr) -> Expr:
-    """The integer part (rounded toward zero) of a number that fits 32 bits."""
-    if e.type is Type.INT:
-        return e
-    if isinstance(e, Const):
-        return const(int(e.value))
-    if isinstance(e, Op) and e.op == "float":
-        return e.args[0]
-    quotient = whole_quotient(e)
-    if quotient is None:
-        return Op(Type.INT, "int", (e,))
-    a, n = quotient
-    return where(Op(Type.BOOL, "ge", (a, const(0))), floordiv(a, n), neg(floordiv(neg(a), n)))
-
-
-def whole_quotient(e: Expr) -> tuple[Expr, Const] | None:
-    """`(a, n)` if `e` is an integer `a` divided by a literal `n` from 2 on, else None.
-
-    In float32 41 times the reciprocal of 41 is less than 1: roundings of such a quotient divide the integer instead.
-    """
-    if not (isinstance(e, Op) and e.op == "mul" and isinstance(e.args[0], Const) and e.args[0].value):
-        return None
-    factor, a = float(e.args[0].value), _integer_of(e.args[1])
-    n = round(1.0 / abs(factor))
-    if a is None or not 2 <= n < 2**31 or 1.0 / n != abs(factor):
-        return None
-    # Of a sum that was converted as a whole it is known that it fits 32 bits, of other sums it is not.
-    is_whole = isinstance(e.args[1], Op) and e.args[1].op == "float"
-    if _large_operands(a) > 1 and not is_whole:
-        return None
-    return (a if factor > 0 else neg(a)), const(n)
-
-
-def without_quotients(a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    """Two floats that compare as `a` and `b` do, both times the literals by which they divide integers: see
-    `whole_quotient`."""
-    for part in (*_summands(a), *_summands(b)):
-        quotient = whole_quotient(part)
-        if quotient is not None:
-            n = int(quotient[1].value)
-            return without_quotients(_multiple(a, n), _multiple(b, n))
-    return a, b
-
-
-def _summands(e: Expr) -> list[Expr]:
-    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
-        return [part for a in e.args for part in _summands(a)]
-    return [e]
-
-
-def _multiple(e: Expr, n: int) -> Expr:
-    """`n * e`, where a quotient by `n` is its dividend, without a rounding."""
-    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
-        return _OF_FLOATS_TOO[e.op](*(_multiple(a, n) for a in e.args))
-    if isinstance(e, Const):
-        # 49 times the double that is closest to 3 / 49 is not 3, and block analysis would miss pairs that kernels keep.
-        whole = round(n * e.value)
-        return const(float(whole) if abs(n * e.value - whole) <= abs(whole) * 2.0**-40 else n * e.value)
-    quotient = whole_quotient(e)
-    return mul(const(float(n)), e) if quotient is None or quotient[1] != const(n) else to_float(quotient[0])
-
-
-def _integer_of(e: Expr) -> Expr | None:
-    """The integer expression of which `to_float` made `e`, else None. Literals beyond `MOST_EXACT` stay floats: a sum
-    with one might leave 32 bits."""
-    if isinstance(e, Const):
-        return const(int(e.value)) if float(e.value).is_integer() and _is_exact(e) else None
-    if isinstance(e, Op) and e.op == "float":
-        return e.args[0]
-    if isinstance(e, Op) and e.op in _OF_FLOATS_TOO:
-        parts = [_integer_of(a) for a in e.args]
-        known = [part for part in parts if part is not None]
-        return _OF_FLOATS_TOO[e.op](*known) if len(known) == len(parts) else None
-    return None
+        return isinstance(e.args[1], Const) and is_exact(e.args[0])
+    return isinstance(e, Op) and e.op == "mod" and is_exact(e.args[1])
 
 
 def unify(a: Expr, b: Expr) -> tuple[Expr, Expr]:
@@ -268,7 +192,7 @@ def mul(a: Expr, b: Expr) -> Expr:
 def scaled(factor: Expr, e: Expr) -> Expr:
     """`factor * e` for a uniform factor, distributed over sums so that it joins their coefficients."""
     if isinstance(e, Op) and e.op in ("add", "sub"):
-        return _OF_FLOATS_TOO[e.op](*(scaled(factor, a) for a in e.args))
+        return OF_FLOATS_TOO[e.op](*(scaled(factor, a) for a in e.args))
     if isinstance(e, Op) and e.op == "neg":
         return neg(scaled(factor, e.args[0]))
     return mul(factor, e)
@@ -317,7 +241,7 @@ def absolute(a: Expr) -> Expr:
     return const(abs(a.value)) if isinstance(a, Const) else Op(a.type, "abs", (a,))
 
 
-_OF_FLOATS_TOO: dict[str, Callable[..., Expr]] = {
+OF_FLOATS_TOO: dict[str, Callable[..., Expr]] = {
     "add": add,
     "sub": sub,
     "neg": neg,

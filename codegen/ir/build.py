@@ -26,13 +26,11 @@ from codegen.ir.arithmetic import (
     shift_right,
     sub,
     to_float,
-    to_integer,
     unify,
     where,
-    whole_quotient,
-    without_quotients,
 )
 from codegen.ir.nodes import FALSE, TRUE, Const, Expr, Load, Op, Var, const
+from codegen.ir.quotients import to_integer, whole_quotient, without_quotients
 from codegen.ir.types import Type
 
 # -------------------------------------------------------------------------------------------------------- functions

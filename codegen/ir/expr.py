@@ -1,7 +1,7 @@
 """Expressions in one import: `from codegen.ir import expr`, then `expr.add(...)`, `expr.Load`, `expr.Type`.
 
 One immutable tree stands behind every mask, score, derivative, block bound and reference. Its parts: `types` (types and
-names), `nodes` (the tree), `tensors` (declarations), `arithmetic` and `build` (constructors that fold).
+names), `nodes` (the tree), `tensors` (declarations), `arithmetic`, `quotients` and `build` (constructors that fold).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from codegen.ir.arithmetic import (
     split_literal,
     sub,
     to_float,
-    to_integer,
     unify,
     where,
 )
@@ -73,6 +72,7 @@ from codegen.ir.nodes import (
     reads_head,
     walk,
 )
+from codegen.ir.quotients import to_integer
 from codegen.ir.tensors import TensorSpec
 from codegen.ir.types import (
     BLOCK_ENDS,

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from codegen.analysis.intervals import Decision, decide
-from codegen.analysis.schedule import Range, Schedule
+from codegen.analysis.ranges import Range
+from codegen.analysis.schedule import Schedule
 from codegen.analysis.shifts import is_shift_invariant, looks_back
 from codegen.analysis.token_order import by_row
 from codegen.ir.expr import Expr, Load, Op, Type, Var, loads, names, walk

@@ -23,7 +23,8 @@ from functools import cache
 from pathlib import Path
 
 from codegen.analysis.call_modes import Mode
-from codegen.analysis.schedule import Range, Schedule, Union
+from codegen.analysis.ranges import Range, Union
+from codegen.analysis.schedule import Schedule
 from codegen.load.spec_file import load
 from codegen.plan.variant import VariantPlan, plan
 from codegen.util.cover import cover

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from codegen.analysis.call_modes import Mode
-from codegen.analysis.schedule import BlockAnalysis, Range, Schedule, Union
+from codegen.analysis.ranges import Range, Union
+from codegen.analysis.schedule import BlockAnalysis, Schedule
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Level, Type, const, int_var
 from codegen.plan.code.lower import Lowering

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codegen.analysis.gradients import GradientKind, GradientTerm
-from codegen.analysis.schedule import BlockAnalysis, Union
+from codegen.analysis.ranges import Union
+from codegen.analysis.schedule import BlockAnalysis
 from codegen.ir import expr
 from codegen.ir.expr import Op
 from codegen.plan.code.loop_bounds import key_bounds, query_bounds

@@ -9,7 +9,8 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.distances import added_by_distance
 from codegen.analysis.gradients import GradientKind
 from codegen.analysis.mask_ranges import RangedMask, split_ranges
-from codegen.analysis.schedule import BlockAnalysis, Schedule, Union
+from codegen.analysis.ranges import Union
+from codegen.analysis.schedule import BlockAnalysis, Schedule
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Var
 from codegen.plan.code.host import HostCode, host, listed, sum_of_scalars

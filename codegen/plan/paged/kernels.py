@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from codegen.analysis import schedule as blocks
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.paged_calls import HEAD, PAGE, SLOT, log_decay, paged
-from codegen.analysis.schedule import Range, Schedule, Union
+from codegen.analysis.ranges import Range, Union
+from codegen.analysis.schedule import Schedule
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Level, Load, int_var
 from codegen.plan.code.device import HELPER_FUNCTIONS, device_functions
