@@ -150,7 +150,7 @@ def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
         # A trace has no value to check: the compiled call checks it.
         number = host_number(op, "seed", seed)
         torch._check(number >= 0)
-        return int(number)
+        return number  # type: ignore[no-any-return]
     if seed is not None:
         return check_seed(op, seed)
     if dropout_p == 0:

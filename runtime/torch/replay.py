@@ -61,6 +61,10 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, 
     """`function.apply(*args)`, of an autograd function whose forward calls one that is `replayed`."""
     results: tuple[Tensor, ...]
     if torch.compiler.is_compiling():
+        if torch.compiler.is_exporting():
+            # A program keeps no autograd function: what one computes would have no gradient. An operator has its own.
+            results = function.kernels().forward_op(*args)  # type: ignore[attr-defined]
+            return results
         args = _distinct(args)
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         results = function.apply(*args)

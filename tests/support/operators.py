@@ -35,10 +35,13 @@ def detached(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else x
 
 
-def check_operators(calls: Iterable[OperatorCall]) -> None:
+def check_operators(calls: Iterable[OperatorCall], *, trained: bool = False) -> None:
     """torch's own checks: schema, no aliasing or mutation, fake against real, dynamic shapes.
 
-    Operators get no tensor that requires grad: the gradients come from the autograd function around them.
+    Tensors require grad only if `trained`, and only those of forwards: gradients have none of their own.
     """
     for func, args in calls:
-        torch.library.opcheck(func, tuple(map(detached, args)))
+        given = tuple(map(detached, args))
+        if trained and func.name().endswith("_fwd"):
+            given = tuple([x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in given])
+        torch.library.opcheck(func, given)

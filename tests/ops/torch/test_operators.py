@@ -25,6 +25,7 @@ def test_opcheck(variant: str, mode: str) -> None:
     name = f"generated::{variant}" + ("" if mode == "dense" else f"_{mode}")
     assert [func.name() for func, _ in recorder.calls] == [f"{name}_fwd", f"{name}_bwd"]
     check_operators(recorder.calls)
+    check_operators(recorder.calls[:1], trained=True)
 
 
 def test_a_backward_under_autocast_is_that_of_one_outside() -> None:
