@@ -15,6 +15,8 @@ from inspect import Signature
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
 _OWN = ("fwd", "bwd", "fp8")
 MODES = {"": _OWN, "_packed": _OWN, "_segmented": _OWN, "_paged": ("fwd", "plan")}
@@ -98,13 +100,20 @@ def register_operator(
     from torch.library import custom_op
 
     from ..core.options import CallOptions
+    from .plain import recording_gradients
+    from .transforms import refuse_tangents
 
+    names, op = [*signature.parameters], name.partition("::")[2].rpartition("_")[0]
     places = [place for place, each in enumerate(signature.parameters) if each == "options"]
 
     def parsed(args: Sequence[Any]) -> tuple[Any, ...]:
         return tuple([CallOptions.parsed(x) if place in places else x for place, x in enumerate(args)])
 
     def run(*args: Any) -> Any:
+        # A graph was traced without derivatives in forward mode, but a call of it may have some.
+        if forward_ad._current_level >= 0:
+            with recording_gradients():
+                refuse_tangents(op, **{each: x for each, x in zip(names, args, strict=True) if isinstance(x, Tensor)})
         return launch(*parsed(args))
 
     def allocate(*args: Any) -> Any:

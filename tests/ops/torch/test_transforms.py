@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from codegen.testing.golden import load_op
 from generated._runtime.core.checks import ArgumentError
@@ -128,6 +129,35 @@ def test_vmap_over_axes_of_any_place_and_size() -> None:
 @pytest.mark.parametrize("variant", ["causal", "forgetting"])
 def test_what_kernels_refuse_is_refused(variant: str) -> None:
     transforms.check_refusals(variant, "cpu")
+
+
+FORWARD_MODE = "causal: q: derivatives in forward mode"
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_derivatives_in_forward_mode_are_refused(backend: str) -> None:
+    torch.compiler.reset()
+    op, (q, tangent) = load_op("causal"), (torch.randn(1, 2, 9, 16) for _ in range(2))
+
+    def call(q: Tensor) -> Any:
+        return op(q, q, q)
+
+    def pushed(q: Tensor, tangent: Tensor) -> Any:
+        return torch.func.jvp(call, (q,), (tangent,))[1]
+
+    def dual(q: Tensor, tangent: Tensor) -> Any:
+        with forward_ad.dual_level():
+            return call(forward_ad.make_dual(q, tangent) * 2)
+
+    for function, given in ((pushed, (q, tangent)), (torch.func.jacfwd(call), (q,)), (dual, (q, tangent))):
+        with pytest.raises(NotImplementedError, match=FORWARD_MODE):
+            torch.compile(function, backend=backend)(*given)
+    compiled = torch.compile(call, backend=backend, fullgraph=True)
+    for graph in (compiled, lambda q: torch.ops.generated.causal_fwd(q, q, q, None, 0, 0.25, "plain")):
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=FORWARD_MODE):
+            graph(forward_ad.make_dual(q, tangent))
+    with forward_ad.dual_level():
+        assert torch.equal(compiled(q), call(q))
 
 
 def test_the_plain_reference_is_ordinary_pytorch() -> None:
