@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -227,3 +229,28 @@ def test_second_derivatives_are_refused_of_replayed_calls() -> None:
     (dq,) = torch.autograd.grad(op(q, k, v), q, torch.ones_like(q), create_graph=True)
     with pytest.raises(NotImplementedError, match="causal: second derivatives"):
         dq.sum().backward()
+
+
+def test_a_replayed_call_reads_the_tables_of_a_copied_schedule(launches: list[list[Any]]) -> None:
+    shape = Shape(batch=1, heads=2, kv_heads=2, seq=88, dim=32)
+    inputs = draw_inputs(load_manifest()["document"], shape, dtype=torch.bfloat16, device="cpu")
+    op: Any = load_op("document")
+    schedule = op.schedule(inputs.q, inputs.k, inputs.v, **inputs.tensors)
+
+    def tables_read(schedule: Any) -> set[int]:
+        """Which of all tables the launches of a call read."""
+        launches.clear()
+        inputs.call(op, schedule=schedule)
+        return {x for launch in launches for x in launch if x in known}
+
+    known = {x.data_ptr() for x in schedule.tables}
+    with torch.no_grad():
+        read = [tables_read(schedule) for _ in range(4)]
+        assert read[0]
+        assert all(each == read[0] for each in read)
+        for again in (copy.copy(schedule), copy.deepcopy(schedule), pickle.loads(pickle.dumps(schedule))):
+            known |= {x.data_ptr() for x in again.tables}
+            places = {x.data_ptr(): y.data_ptr() for x, y in zip(schedule.tables, again.tables, strict=True)}
+            for _ in range(4):
+                assert tables_read(again) == {places[x] for x in read[0]}
+            assert tables_read(schedule) == read[0]
