@@ -411,3 +411,14 @@ def test_exported_with_symbolic_sizes() -> None:
     program = torch.export.export(Layer(), given(2, 7), dynamic_shapes=({0: batch, 2: rows}, {0: batch}, {0: batch}))
     for call in (given(3, 12), given(5, 4)):
         torch.testing.assert_close(program.module()(*call), Layer()(*call))
+
+
+@pytest.mark.parametrize("seed", [None, torch.tensor(3)])
+def test_dropout_of_fake_tensors_needs_no_value_of_a_seed(seed: Tensor | None) -> None:
+    state = torch.get_rng_state()
+    with FakeTensorMode() as mode:
+        x = torch.randn(1, 2, 9, 16, requires_grad=True)
+        given = None if seed is None else mode.from_tensor(seed)
+        o = load_op("causal_dropout")(x, x, x, dropout_p=0.1, seed=given)
+        assert torch.autograd.grad(o.sum(), x)[0].shape == o.shape == x.shape
+    assert torch.equal(torch.get_rng_state(), state)
