@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..core.configs import PASSES, Tiles
 from ..core.fp8 import SCALES
@@ -137,7 +138,12 @@ class Kernels:
         return tiles_of(backend, self.op, self.mode, q, v, options, tokens, runs=runs)
 
     def tables(self, *args: Any, backward: bool) -> list[Tensor]:
-        """The tables of a schedule, by the mode's `make_tables`: for all passes if `backward`, else for the forward."""
+        """The tables of a schedule, by the mode's `make_tables`: for all passes if `backward`, else for the forward.
+
+        Of fake tensors there are none, as of meta tensors.
+        """
+        if isinstance(args[0], FakeTensor):
+            return []
         read = map(in_memory, args)
         tables: list[Tensor] = self.modules.launch.make_tables(backend, *read, PASSES if backward else PASSES[:1])
         return tables

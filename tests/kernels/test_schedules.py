@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import generated
-from codegen.testing import golden
+from codegen.testing import calls, golden
 from codegen.testing.calls import make_schedule
 from codegen.testing.golden import Inputs
 from generated._runtime.core.checks import ArgumentError
@@ -197,3 +198,21 @@ def test_on_the_cpu_a_schedule_is_empty() -> None:
         assert schedule.tables == ()
         assert schedule.nbytes == 0
         evaluate("document", inputs, schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("variant", "mode"),
+    [("document", "dense"), ("natten", "dense"), ("document", "packed"), ("causal", "packed"), ("causal", "segmented")],
+)
+def test_a_schedule_of_fake_tensors_has_no_tables(variant: str, mode: str) -> None:
+    """Like one of meta tensors, it serves calls of its size, which have shapes without values."""
+    inputs, options = calls.draw_call(variant, mode, "float16", 16, seq=40, device=DEVICE, batch=2)
+    with FakeTensorMode() as fake:
+        given = {name: fake.from_tensor(x) for name, x in {"q": inputs.q, "k": inputs.k, "v": inputs.v}.items()}
+        own = {name: fake.from_tensor(x) for name, x in inputs.tensors.items()}
+        options = {name: fake.from_tensor(x) for name, x in options.items()}
+        faked = replace(inputs, **given, tensors=own)
+        schedule = make_schedule(golden.load_op(variant), faked, **options)
+        o = faked.call(golden.load_op(variant), schedule=schedule, **options)
+    assert schedule.tables == ()
+    assert o.shape == inputs.q.shape
