@@ -15,7 +15,14 @@ from .dispatch import launches_directly
 from .operators import Formula
 from .plans import Step
 from .replay import apply
-from .transforms import are_mapped, batched, differentiates_backward, refuse_gradient_of, refuse_second_derivative
+from .transforms import (
+    are_mapped,
+    batched,
+    differentiates_backward,
+    refuse_forward_mode,
+    refuse_gradient_of,
+    refuse_second_derivative,
+)
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
 """Runs kernels: launches them, or calls the custom operator that stands for the launches."""
@@ -100,6 +107,8 @@ def autograd_functions(kernels: Any, name: str) -> tuple[Any, Any]:
 
         again: Any = None
         """The autograd function that a replayed call applies in place of this one."""
+        transformed: Any = None
+        """The autograd function that a call inside of a transform of `torch.func` applies in place of this one."""
         compile_ahead: Any = None
         """Compiles the kernels of a first call with such arguments, and begins to compile those of its backward."""
 
@@ -141,6 +150,16 @@ def autograd_functions(kernels: Any, name: str) -> tuple[Any, Any]:
                 refuse_gradient_of(args[kernels.parameters.index(tensor)], kernels.op, tensor, reason)
             return batched(Attention, kernels.parameters, results, kernels.folded_axes, info, in_dims, args)
 
+    class TransformedAttention(Attention):
+        """Refuses forward mode of derivatives, such as that of `torch.func.hessian`, whose tangents no check sees.
+
+        torch.compile takes no autograd function with a `jvp`.
+        """
+
+        @staticmethod
+        def jvp(_ctx: Any, *_tangents: Tensor | None) -> Any:
+            refuse_forward_mode(kernels.op)
+
     class AttentionGradients(torch.autograd.Function):
         """The gradients of `Attention`, which have none of their own."""
 
@@ -165,6 +184,7 @@ def autograd_functions(kernels: Any, name: str) -> tuple[Any, Any]:
     for function, parameters in ((Attention, kernels.parameters), (AttentionGradients, kernels.backward_parameters)):
         function.forward.__dict__["__signature__"] = signature_of(parameters)
     Attention.compile_ahead = partial(compile_backward, kernels)
+    Attention.transformed = TransformedAttention
     Attention.again = _replayed_function(kernels, name, order, flags)
     return Attention, AttentionGradients
 

@@ -208,10 +208,10 @@ def test_a_schedule_of_fake_tensors_has_no_tables(variant: str, mode: str) -> No
     """Like one of meta tensors, it serves calls of its size, which have shapes without values."""
     inputs, options = calls.draw_call(variant, mode, "float16", 16, seq=40, device=DEVICE, batch=2)
     with FakeTensorMode() as fake:
-        given = {name: fake.from_tensor(x) for name, x in {"q": inputs.q, "k": inputs.k, "v": inputs.v}.items()}
-        own = {name: fake.from_tensor(x) for name, x in inputs.tensors.items()}
+        own: dict[str, torch.Tensor] = {name: fake.from_tensor(x) for name, x in inputs.tensors.items()}
         options = {name: fake.from_tensor(x) for name, x in options.items()}
-        faked = replace(inputs, **given, tensors=own)
+        q, k, v = map(fake.from_tensor, (inputs.q, inputs.k, inputs.v))
+        faked = replace(inputs, q=q, k=k, v=v, tensors=own)
         schedule = make_schedule(golden.load_op(variant), faked, **options)
         o = faked.call(golden.load_op(variant), schedule=schedule, **options)
     assert schedule.tables == ()

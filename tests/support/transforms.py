@@ -118,5 +118,10 @@ def check_refusals(variant: str, device: str) -> None:
         torch.func.grad(lambda q: gradient_of(q).sum())(given["q"])
     with pytest.raises(NotImplementedError, match=f"{variant}: q: derivatives in forward mode"):
         torch.func.jvp(of_queries, (given["q"],), (given["q"],))
+    forward_mode = pytest.raises(NotImplementedError, match=f"{variant}: derivatives in forward mode")
+    with forward_mode:
+        torch.func.hessian(lambda q: of_queries(q).sum())(given["q"])
+    with forward_mode:
+        torch.func.jvp(gradient_of, (given["q"],), (given["q"],))
     with pytest.raises(NotImplementedError):
         torch.func.jacfwd(gradient_of)(given["q"])
