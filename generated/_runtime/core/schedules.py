@@ -3,7 +3,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
@@ -52,6 +52,10 @@ class Schedule:
     def nbytes(self) -> int:
         """Device memory of the tables."""
         return sum({id(x): x.nbytes for x in self.tables}.values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: a replay keeps the addresses of the tables here, which are others in a copy."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class ScheduledOp(Protocol, Generic[_P, _R]):

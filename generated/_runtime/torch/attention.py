@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..core.configs import PASSES, Tiles
 from ..core.fp8 import SCALES
@@ -17,7 +18,7 @@ from .ahead import Ahead, wait_for_backward
 from .devices import interprets
 from .dispatch import launches_directly
 from .dtypes import FP32, result_dtype
-from .functions import KERNELS, autograd_functions, signature_of
+from .functions import KERNELS, autograd_functions, operator_formulas, signature_of
 from .gradients import sequence_of_rows
 from .operators import namespace_of, register_operator
 from .plain import plain_backward, plain_forward
@@ -110,17 +111,20 @@ class Kernels:
         self.compiled, self.ahead = set[Any](), list[Ahead]()
         name = f"{NAMESPACE}::{op}" if mode == "dense" else f"{NAMESPACE}::{op}_{mode}"
         setattr(KERNELS, name, self)
+        self.function, self.gradient_function = autograd_functions(self, name)
+        of_forward, of_backward = operator_formulas(self)
         types = self._types | {"dlse": Tensor | None} | dict.fromkeys(self.flags.values(), bool)
         signature = signature_of(self.parameters, types, len(self.results))
-        self.forward_op = register_operator(f"{name}_fwd", self._forward, self.fake_forward, signature)
+        operator = (f"{name}_fwd", self._forward, self.fake_forward, signature)
+        self.forward_op = register_operator(*operator, formula=of_forward)
         signature = signature_of(self.backward_parameters, types, 3 + len(self.gradients))
-        self.backward_op = register_operator(f"{name}_bwd", self._backward, self.fake_backward, signature)
+        operator = (f"{name}_bwd", self._backward, self.fake_backward, signature)
+        self.backward_op = register_operator(*operator, formula=of_backward)
         if TRAITS[op].takes_fp8:
             self.scaled_forward = replayed(self._scaled_forward)
             signature = signature_of((*self.parameters, *SCALES), types, 2)
             operator = (f"{name}_fp8", self._scaled_forward, self.fake_scaled_forward, signature)
             self.scaled_forward_op = register_operator(*operator)
-        self.function, self.gradient_function = autograd_functions(self, name)
 
     def tiles(
         self,
@@ -135,7 +139,12 @@ class Kernels:
         return tiles_of(backend, self.op, self.mode, q, v, options, tokens, runs=runs)
 
     def tables(self, *args: Any, backward: bool) -> list[Tensor]:
-        """The tables of a schedule, by the mode's `make_tables`: for all passes if `backward`, else for the forward."""
+        """The tables of a schedule, by the mode's `make_tables`: for all passes if `backward`, else for the forward.
+
+        Of fake tensors there are none, as of meta tensors.
+        """
+        if isinstance(args[0], FakeTensor):
+            return []
         read = map(in_memory, args)
         tables: list[Tensor] = self.modules.launch.make_tables(backend, *read, PASSES if backward else PASSES[:1])
         return tables

@@ -9,13 +9,21 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..core.checks import fail
+from ..core.checks import fail, refuse_gradient
 from ..core.fp8 import SCALES
 from .ahead import compile_backward
 from .dispatch import launches_directly
+from .operators import Formula
 from .plans import Step
 from .replay import apply
-from .transforms import are_mapped, batched, differentiates_backward, refuse_gradient_of, refuse_second_derivative
+from .transforms import (
+    are_mapped,
+    batched,
+    differentiates_backward,
+    refuse_forward_mode,
+    refuse_gradient_of,
+    refuse_second_derivative,
+)
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
 """Runs kernels: launches them, or calls the custom operator that stands for the launches."""
@@ -100,6 +108,8 @@ def autograd_functions(kernels: Any, name: str) -> tuple[Any, Any]:
 
         again: Any = None
         """The autograd function that a replayed call applies in place of this one."""
+        transformed: Any = None
+        """The autograd function that a call inside of a transform of `torch.func` applies in place of this one."""
         compile_ahead: Any = None
         """Compiles the kernels of a first call with such arguments, and begins to compile those of its backward."""
 
@@ -141,6 +151,16 @@ def autograd_functions(kernels: Any, name: str) -> tuple[Any, Any]:
                 refuse_gradient_of(args[kernels.parameters.index(tensor)], kernels.op, tensor, reason)
             return batched(Attention, kernels.parameters, results, kernels.folded_axes, info, in_dims, args)
 
+    class TransformedAttention(Attention):
+        """Refuses forward mode of derivatives, such as that of `torch.func.hessian`, whose tangents no check sees.
+
+        torch.compile takes no autograd function with a `jvp`.
+        """
+
+        @staticmethod
+        def jvp(_ctx: Any, *_tangents: Tensor | None) -> Any:
+            refuse_forward_mode(kernels.op)
+
     class AttentionGradients(torch.autograd.Function):
         """The gradients of `Attention`, which have none of their own."""
 
@@ -165,8 +185,35 @@ def autograd_functions(kernels: Any, name: str) -> tuple[Any, Any]:
     for function, parameters in ((Attention, kernels.parameters), (AttentionGradients, kernels.backward_parameters)):
         function.forward.__dict__["__signature__"] = signature_of(parameters)
     Attention.compile_ahead = partial(compile_backward, kernels)
+    Attention.transformed = TransformedAttention
     Attention.again = _replayed_function(kernels, name, order, flags)
     return Attention, AttentionGradients
+
+
+def operator_formulas(kernels: Any) -> tuple[Formula, Formula]:
+    """The autograd formulas of the custom operators of kernels: that of the forward, and that of the backward.
+
+    Exported programs and other graphs hold the operators alone, without the autograd function.
+    """
+    function, places = kernels.function, {name: place for place, name in enumerate(kernels.parameters)}
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+        # The tensors of this call may be others than those that were checked when it was traced.
+        for tensor, reason in kernels.undeclared.items():
+            if ctx.needs_input_grad[places[tensor]]:
+                refuse_gradient(kernels.op, tensor, reason)
+        ctx.num_tables = len(inputs[-1]) if kernels.has_tables else 0
+        function.setup_context(ctx, inputs, outputs)
+
+    def gradients(ctx: Any, *of_results: Tensor | None) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = function.backward(ctx, *of_results)
+        # torch wants a list in the place of a list.
+        return (*found[:-1], [None] * ctx.num_tables) if kernels.has_tables else found
+
+    def refuse(_ctx: Any, *_: Any) -> Any:
+        refuse_second_derivative(kernels.op)
+
+    return Formula(setup, gradients), Formula(None, refuse)
 
 
 def _replayed_function(kernels: Any, name: str, order: Sequence[int], flags: Sequence[int]) -> Any:

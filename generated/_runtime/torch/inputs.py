@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from ..core.checks import (
     Size,
@@ -151,14 +152,17 @@ def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
         # A trace has no value to check: the compiled call checks it.
         number = host_number(op, "seed", seed)
         torch._check(number >= 0)
-        return int(number)
-    if seed is not None:
+        return number  # type: ignore[no-any-return]
+    if seed is None:
+        if dropout_p == 0:
+            return 0  # Nothing is drawn: the state of the generator stays.
+        if torch.compiler.is_compiling() or torch._C._is_tracing():
+            fail(op, "seed", "an int under torch.compile and torch.jit.trace, which would repeat one drawn seed", None)
+        seed = drawn_seed()
+    try:
         return check_seed(op, seed)
-    if dropout_p == 0:
-        return 0  # Nothing is drawn: the state of the generator stays.
-    if torch.compiler.is_compiling() or torch._C._is_tracing():
-        fail(op, "seed", "an int under torch.compile and torch.jit.trace, which would repeat one drawn seed", None)
-    return int(host_number(op, "seed", drawn_seed()))
+    except DataDependentOutputException:
+        return 0  # The seed is a fake tensor: it has no value, and neither have the results.
 
 
 def positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:

@@ -13,9 +13,11 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from inspect import Signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
 _OWN = ("fwd", "bwd", "fp8")
 MODES = {"": _OWN, "_packed": _OWN, "_segmented": _OWN, "_paged": ("fwd", "plan")}
@@ -70,35 +72,64 @@ def register_writer(module: str, name: str, write: Callable[..., None], changed:
     return registered
 
 
+class Formula(NamedTuple):
+    """How autograd differentiates an operator, as `torch.library.register_autograd` takes it.
+
+    Attributes:
+        setup: keeps in a context what `gradients` needs, from the operator's arguments and results.
+        gradients: the gradients of all arguments, from those of the results.
+    """
+
+    setup: Callable[..., None] | None
+    gradients: Callable[..., Any]
+
+
 def register_operator(
     name: str,
     launch: Callable[..., Any],
     fake: Callable[..., Any],
     signature: Signature,
     vmap: Callable[..., Any] | None = None,
+    formula: Formula | None = None,
 ) -> Callable[..., Any]:
     """Register a custom operator that calls `launch`, which has this signature; return a function that calls it.
 
     `fake` allocates what `launch` returns. `vmap(operator, size, in_dims, args)` is the operator's rule for
-    `torch.func.vmap`; it is not needed inside an autograd function, which has its own rule. An operator cannot take
-    `CallOptions`, so they are passed as their text.
+    `torch.func.vmap`; it is not needed inside an autograd function, which has its own rule. `formula` is used outside
+    of an autograd function only. An operator cannot take `CallOptions`, so they are passed as their text.
     """
     from torch.library import custom_op
 
     from ..core.options import CallOptions
+    from .plain import recording_gradients
+    from .transforms import refuse_tangents
 
+    names, op = [*signature.parameters], name.partition("::")[2].rpartition("_")[0]
     places = [place for place, each in enumerate(signature.parameters) if each == "options"]
 
+    def parsed(args: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple([CallOptions.parsed(x) if place in places else x for place, x in enumerate(args)])
+
     def run(*args: Any) -> Any:
-        return launch(*(CallOptions.parsed(x) if place in places else x for place, x in enumerate(args)))
+        # A graph was traced without derivatives in forward mode, but a call of it may have some.
+        if forward_ad._current_level >= 0:
+            with recording_gradients():
+                refuse_tangents(op, **{each: x for each, x in zip(names, args, strict=True) if isinstance(x, Tensor)})
+        return launch(*parsed(args))
 
     def allocate(*args: Any) -> Any:
-        return fake(*(CallOptions.parsed(x) if place in places else x for place, x in enumerate(args)))
+        return fake(*parsed(args))
 
     parameters = [x.replace(annotation=str) if x.name == "options" else x for x in signature.parameters.values()]
     run.__dict__["__signature__"] = signature.replace(parameters=parameters)
     registered = custom_op(name, run, mutates_args=())
     registered.register_fake(allocate)
+    if formula is not None:
+        setup, gradients = formula
+        registered.register_autograd(
+            gradients,
+            setup_context=None if setup is None else lambda ctx, inputs, output: setup(ctx, parsed(inputs), output),
+        )
     if vmap is not None:
         registered.register_vmap(lambda info, in_dims, *args: vmap(registered, info.batch_size, in_dims, args))
 

@@ -62,9 +62,14 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, 
     """`function.apply(*args)`, of an autograd function whose forward calls one that is `replayed`."""
     results: tuple[Tensor, ...]
     if torch.compiler.is_compiling():
-        args = _distinct(args)
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        results = function.apply(*args)
+        if torch.compiler.is_exporting():
+            # A program keeps no autograd function: what one computes would have no gradient. An operator has its own.
+            results = function.kernels().forward_op(*args)  # type: ignore[attr-defined]
+            return results
+        results = function.apply(*_distinct(args))
+        return results
+    if torch._C._are_functorch_transforms_active():
+        results = getattr(function, "transformed", function).apply(*args)
         return results
     # The same as `function.apply` without transforms, except that it would look up the forward's signature each time.
     unwrapped = [torch._C._functorch.unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in args]

@@ -18,14 +18,19 @@ BEGINS = {"cu_seqlens_q": "q", "cu_seqlens_k": "k"}
 
 def refuse_tangents(op: str, /, **tensors: Tensor) -> None:
     """Refuse a derivative in forward mode, which neither the kernels nor the reference in their place have."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+    if forward_ad._current_level < 0:
         return
     for name, x in tensors.items():
         if forward_ad.unpack_dual(x).tangent is not None:
-            raise NotImplementedError(
-                f"{op}: {name}: derivatives in forward mode (torch.func.jvp, jacfwd, hessian) are not implemented; use "
-                "reverse mode (backward, torch.func.grad, vjp, jacrev)"
-            )
+            refuse_forward_mode(f"{op}: {name}")
+
+
+def refuse_forward_mode(what: str) -> NoReturn:
+    """Raise the error of a derivative in forward mode, of an argument or of all that an op computes."""
+    raise NotImplementedError(
+        f"{what}: derivatives in forward mode (torch.func.jvp, jacfwd, hessian) are not implemented; use reverse mode "
+        "(backward, torch.func.grad, vjp, jacrev)"
+    )
 
 
 def refuse_gradient_of(x: Tensor, op: str, name: str, reason: str) -> None:
