@@ -137,8 +137,14 @@ def _refuse(op: str, _ctx: Any, *_values: Any, **_params: Any) -> Any:
 @cache
 def _partitioned(inner: Primitive, direction: Forward | Backward, call: Call) -> Callable[..., Any]:
     kernels = direction.kernels
+
+    def of_part(*arrays: jax.Array) -> Any:
+        own, kept = call.without_tables(arrays)
+        return inner.bind(*kept, call=own)
+
     return partitioned(
         partial(inner.bind, call=call),
+        of_part,
         [kernels.axes(name, call) for name in call.operands],
         kernels.result_axes(call, backward=direction.backward),
         *(False if call.packed else kernels.may_split(call)[0], kernels.may_split(call)[1]),

@@ -66,12 +66,13 @@ def is_sharded(x: jax.Array, axis: int) -> bool:
 
 def partitioned(
     local: Callable[..., Sequence[jax.Array]],
+    of_part: Callable[..., Sequence[jax.Array]],
     operands: Sequence[str],
     results: Sequence[str],
     by_batch: bool,
     by_heads: bool,
 ) -> Callable[..., Any]:
-    """`local` as a function that XLA cuts along batch rows and heads.
+    """`local` as a function that XLA cuts along batch rows and heads. Devices with a part of these compute `of_part`.
 
     `operands` and `results` have a letter for each axis: b for batch rows, h for query heads, k for key heads, any
     other letter, or none, for an axis that every device needs whole. The first operand is q, the second k. A result
@@ -102,6 +103,7 @@ def partitioned(
         batch_axes = spec[operands[0].index("b")] if by_batch and "b" in operands[0] else None
         by_head = head_axes(mesh, spec[operands[0].index("h")] if by_heads else None, sizes["h"], sizes["k"])
         own = {"b": batch_axes, "h": (*by_head.keys, *by_head.shared) or None, "k": by_head.keys or None}
+        compute = of_part if any(own.values()) else local
 
         def sharding(letters: str, shape: Sequence[int]) -> NamedSharding:
             axes = [
@@ -119,7 +121,7 @@ def partitioned(
             shared = [key_axis(letters, arg.shape) for letters, arg in zip(operands, arg_shapes, strict=True)]
             given = [x if axis is None else by_head.taken(x, axis) for x, axis in zip(arrays, shared, strict=True)]
             found = []
-            for letters, result, array in zip(results, _result_shapes, local(*given), strict=True):
+            for letters, result, array in zip(results, _result_shapes, compute(*given), strict=True):
                 axis = key_axis(letters, result.shape)
                 summed = _flat([batch_axes]) if batch_axes is not None and "b" not in letters else []
                 if not {"h", "k"} & set(letters):

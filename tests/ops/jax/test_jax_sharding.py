@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from generated import jax as ops
 from generated._runtime.core.checks import ArgumentError
+from generated._runtime.jax import passes
 from tests.ops.jax.test_jax_transforms import BATCHED, arrays, close, collectives, gradients, mesh, outputs, own
 
 pytestmark = pytest.mark.covers(variant="name", family="reference", framework="jax")
@@ -142,6 +144,48 @@ def test_vmap_keeps_explicit_axes() -> None:
         got = jax.jit(jax.vmap(ops.causal))(*put)
         close(got, want)
         assert jax.typeof(got).sharding.spec == P(None, *BATCHED)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    ("spec", "packed", "kept"),
+    [
+        (P("data"), False, False),
+        (P(None, None, "data"), False, False),
+        (P(None, "data"), True, False),
+        (P(), False, True),
+    ],
+)
+def test_a_schedule_serves_only_a_whole_call(
+    spec: P, packed: bool, kept: bool, backward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tables are those of all batch rows and heads, so devices with some of them make their own."""
+    given: list[jax.Array] = arrays()
+    doc, options = own("document")["doc"], {}
+    if packed:
+        given, doc = [x.reshape(-1, *x.shape[2:]) for x in given], doc.reshape(-1)
+        options = {"cu_seqlens_q": jnp.asarray([0, 30, 31, 96])}
+    # On the CPU a schedule is empty, because the reference reads no tables.
+    made = replace(ops.document.schedule(*given, doc=doc, **options), tables=(jnp.zeros((4, 1, 4, 4), jnp.int32),) * 3)
+    seen = []
+    direction = passes.Backward if backward else passes.Forward
+    reference = direction.reference
+
+    def recorded(self: Any, call: passes.Call, arrays: Any) -> Any:
+        seen.append("table_0" in call.operands)
+        return reference(self, call, arrays)
+
+    monkeypatch.setattr(direction, "reference", recorded)
+
+    def one(q: jax.Array, k: jax.Array, v: jax.Array, schedule: Any) -> Any:
+        return gradients("document", q, k, v, {"doc": doc}, **options, schedule=schedule)[:3]
+
+    on = NamedSharding(mesh(2, 2), spec)
+    q, k, v = given
+    got = jax.jit(one)(*(jax.device_put(x, on) for x in (q, k, v)), made)
+    assert set(seen) == {kept}
+    monkeypatch.undo()
+    close(got, one(q, k, v, None), 1e-4)
 
 
 def test_batch_rows_on_different_explicit_axes_are_refused() -> None:
