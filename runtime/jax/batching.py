@@ -1,6 +1,7 @@
 """The rule of `jax.vmap`: fold the mapped axis into batch rows or packed sequences if no result changes by it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 
 from .passes import BEGINS, TOKENS, Backward, Call, Forward, Kernels
-from .sharding import is_sharded
+from .sharding import by_device, is_sharded
 
 
 def batched(
@@ -20,15 +21,18 @@ def batched(
     size = next(x.shape[0] for x, is_mapped in zip(arrays, mapped, strict=True) if is_mapped)
     # The tables of a schedule are not those of the folded rows.
     own, *kept = call.without_tables(arrays, mapped)
-    found = _as_one_call(primitive, direction, own, *kept, size=size)
-    if found is not None:
-        return found, [0] * len(found)
+    folded = _as_one_call(primitive, direction, own, *kept, size=size)
+    if folded is not None:
+        return folded, [0] * len(folded)
 
-    def one(own: Sequence[jax.Array]) -> Any:
-        rest = iter(own)
-        return primitive.bind(*(next(rest) if m else x for x, m in zip(arrays, mapped, strict=True)), call=call)
+    def each(arrays: Sequence[jax.Array]) -> Any:
+        def one(own: Sequence[jax.Array]) -> Any:
+            rest = iter(own)
+            return primitive.bind(*(next(rest) if m else x for x, m in zip(arrays, mapped, strict=True)), call=call)
 
-    found = jax.lax.map(one, [x for x, is_mapped in zip(arrays, mapped, strict=True) if is_mapped])
+        return jax.lax.map(one, list(compress(arrays, mapped)))
+
+    found = by_device(each, arrays, mapped)
     return found, [0] * len(found)
 
 

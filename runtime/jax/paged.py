@@ -39,9 +39,10 @@ from .cache_values import check_cache_dtypes, check_converts_for, checked_scale
 from .kernels import INTERPRET, compiling_for
 from .paged_passes import PagedForward, PagedKernels, cache_call_of
 from .passes import LOGICAL, TABLE, Call
-from .primitive import attention_primitive, varying_alike
+from .primitive import attention_primitive
 from .schedule import launches_on
 from .sequences import begins_of
+from .sharding import varying_alike
 from .support import (
     as_arrays,
     as_integers,

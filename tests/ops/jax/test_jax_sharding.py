@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from generated import jax as ops
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.jax import passes
-from tests.ops.jax.test_jax_transforms import BATCHED, arrays, close, collectives, gradients, mesh, outputs, own
+from tests.ops.jax.test_jax_transforms import BATCHED, HEADS, arrays, close, collectives, gradients, mesh, outputs, own
 
 pytestmark = pytest.mark.covers(variant="name", family="reference", framework="jax")
 
@@ -186,6 +187,64 @@ def test_a_schedule_serves_only_a_whole_call(
     assert set(seen) == {kept}
     monkeypatch.undo()
     close(got, one(q, k, v, None), 1e-4)
+
+
+# How x `[mapped, B, S, H, D]` is sharded.
+MAPPED = [P("data"), P("data", "model"), P("data", None, None, "model"), P(("data", "model")), P(None, "data")]
+
+
+@pytest.mark.parametrize("in_context", [True, False], ids=["set_mesh", "no_mesh"])
+@pytest.mark.parametrize("spec", MAPPED)
+def test_each_device_computes_its_calls_of_a_vmap(spec: P, in_context: bool) -> None:
+    """Calls that cannot be folded into one call, over an axis that is sharded over axes of type Explicit."""
+    on = Mesh(mesh(2, 2).devices, ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    x, slope = arrays(0, 4, kv_heads=HEADS)[0], jnp.full(HEADS, 0.3)
+
+    def dropped(x: jax.Array) -> Any:
+        return jax.vmap(lambda y: ops.causal_dropout(y, y, y, dropout_p=0.5, seed=1))(x)
+
+    def of_one_key_array(x: jax.Array) -> Any:
+        return jax.vmap(lambda y: ops.causal_dropout(y, keys, keys, dropout_p=0.5, seed=1))(x)
+
+    def of_slope(x: jax.Array) -> Any:
+        alibi: Any = ops.alibi
+        return jax.grad(lambda s: (jax.vmap(lambda y: alibi(y, y, y, slope=s))(x) ** 2).sum())(slope)
+
+    keys = x[0]
+    gradient = jax.grad(lambda x: (dropped(x) ** 2).sum())
+    functions = dropped, of_one_key_array, gradient, of_slope
+    want = [function(x) for function in functions]
+    with jax.set_mesh(on) if in_context else nullcontext():
+        put = jax.device_put(x, NamedSharding(on, spec))
+        got = [jax.jit(function)(put) for function in functions]
+        close(got, want, 1e-4)
+        for result in got[:3]:
+            assert jax.typeof(result).sharding.spec == P(*spec, *[None] * (5 - len(spec)))
+        # Dropout depends on the numbers of batch rows and heads, so each call needs all of its own.
+        assert len(spec) > 1 or not collectives(dropped, put)
+
+
+def test_vmap_inside_of_shard_map_over_another_axis() -> None:
+    on = Mesh(mesh(2, 2).devices, ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    x = arrays(0, 4, kv_heads=HEADS)[0]
+
+    def dropped(x: jax.Array) -> Any:
+        return jax.vmap(lambda y: ops.causal_dropout(y, y, y, dropout_p=0.5, seed=1))(x)
+
+    # Each device along "data" numbers its batch rows from 0.
+    want = jnp.concatenate([dropped(x[:, :2]), dropped(x[:, 2:])], 1)
+    with jax.set_mesh(on):
+        by_rows = jax.shard_map(dropped, in_specs=P(None, "data"), out_specs=P(None, "data"), axis_names={"data"})
+        close(jax.jit(by_rows)(jax.device_put(x, P("model", "data"))), want)
+
+
+@pytest.mark.parametrize("spec", [P("data"), P(None, None, "data")])
+def test_a_mesh_of_one_device_with_explicit_axes(spec: P) -> None:
+    given = arrays()
+    one: Any = partial(gradients, "causal", mine={})
+    want = one(*given)
+    with jax.set_mesh(Mesh(jax.devices()[:1], ("data",), axis_types=(AxisType.Explicit,))):
+        close(jax.jit(one)(*(jax.device_put(x, spec) for x in given)), want, 1e-4)
 
 
 def test_batch_rows_on_different_explicit_axes_are_refused() -> None:
