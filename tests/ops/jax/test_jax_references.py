@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from codegen.testing import golden, golden_jax
 from codegen.testing.golden import Inputs, Shape
 from generated._runtime.core.settings import INTERPRET
+from generated.jax import gpt_oss
 
 pytestmark = [
     pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels"),
@@ -74,3 +77,27 @@ def test_references_equal_those_of_torch(variant: str, call: str) -> None:
     want = golden.evaluate(golden.load_op(variant), inputs, **options)
     got = golden_jax.evaluate(variant, inputs, **options)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_a_sink_of_minus_infinity_in_a_row_without_keys_has_no_gradient(packed: bool) -> None:
+    """The first head then has neither keys nor a sink in the rows of the first sequence."""
+    sink = jnp.asarray([-jnp.inf, 0.3])
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, 20, 2, 16)) for i in range(3))
+    options: dict[str, Any] = {"kv_lengths": jnp.asarray([0, 20])}
+    if packed:
+        q, k, v = (x.reshape(-1, 2, 16) for x in (q, k, v))
+        k, v = k[20:], v[20:]
+        options = {"cu_seqlens_q": jnp.asarray([0, 20, 40]), "cu_seqlens_k": jnp.asarray([0, 0, 20])}
+
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array, sink: jax.Array) -> Any:
+        o, lse = gpt_oss(q, k, v, sink=sink, **options, return_lse=True)
+        return (o**2).sum() + jnp.where(jnp.isfinite(lse), lse, 0).sum()
+
+    _, lse = gpt_oss(q, k, v, sink=sink, **options, return_lse=True)
+    of_first = lse[0, :20] if packed else lse[0, 0]
+    assert (of_first == -jnp.inf).all()
+    gradients = jax.grad(loss, (0, 1, 2, 3))(q, k, v, sink)
+    assert all(jnp.isfinite(x).all() for x in gradients)
+    assert gradients[3][0] == 0
+    assert gradients[3][1] != 0
