@@ -195,7 +195,7 @@ class Forward:
 
     def reference(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         # This raises the errors that kernels on the CPU would raise, such as for the family of another chip.
-        self.kernels.tiles(call, arrays)
+        self.kernels.tiles(call, [with_known_sizes(x) for x in arrays])
         return self.plain(call, arrays)
 
     def plain(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -265,6 +265,12 @@ class Backward:
             do, dlse = _of_part(do, dlse, (operands["o"], operands["lse"]), o, lse, call)
         found = pullback((do, jnp.zeros_like(lse) if dlse is None else dlse))
         return [x.astype(dtypes.get(name, x.dtype)) for name, x in zip(names, found, strict=True)]
+
+
+def with_known_sizes(x: jax.Array) -> Any:
+    """The type of an array, with 1 for each symbolic size. `jax.export` has these; no error about tiles depends on
+    them."""
+    return jax.ShapeDtypeStruct([size if isinstance(size, int) else 1 for size in x.shape], x.dtype)
 
 
 def _wide_names(call: Call) -> tuple[str, ...]:

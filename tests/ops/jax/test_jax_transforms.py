@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -386,39 +385,3 @@ def test_shard_map_over_batch_and_heads(name: str, check_vma: bool) -> None:
     argnums = (0, 1, 2, 3)
     want = jax.grad(partial(total, lambda q, k, v, mine: getattr(ops, name)(q, k, v, **mine)), argnums)(q, k, v, mine)
     close(jax.jit(jax.grad(partial(total, mapped), argnums))(q, k, v, mine), want, 1e-4)
-
-
-# ------------------------------------------------------------------------------------------------------------- export
-
-
-def exported(function: Callable[..., Any], platforms: Sequence[str], *given: Any) -> Any:
-    allowed = [jax.export.DisabledSafetyCheck.custom_call(ops.HANDLER)]
-    return jax.export.export(jax.jit(function), platforms=platforms, disabled_checks=allowed)(*given)
-
-
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels, which are interpreted here")
-@pytest.mark.parametrize("name", ["causal", "document", "alibi"])
-def test_export_for_cpu_and_cuda(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One exported artefact serves both platforms, and exporting needs no GPU."""
-    monkeypatch.setenv("ATTENTION_ARCH", "sm_90")
-    q, k, v = arrays()
-    mine = own(name)
-    backward = partial(gradients, name)
-    artefact = exported(backward, ("cpu", "cuda"), q, k, v, mine)
-    assert f'"{ops.HANDLER}"' in artefact.mlir_module() or ops.HANDLER in artefact.mlir_module()
-    again = jax.export.deserialize(artefact.serialize())
-    close(again.call(q, k, v, mine), backward(q, k, v, mine))
-
-
-@pytest.mark.parametrize("name", ["gfx942", "90", "h100"])
-def test_export_for_another_chip_than_nvidias_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATTENTION_ARCH", name)
-    with pytest.raises(ValueError, match=f"full: ATTENTION_ARCH: expected an NVIDIA chip, such as sm_90.*{name}"):
-        exported(ops.full, ("cuda",), *arrays())
-
-
-@pytest.mark.skipif(jax.default_backend() == "gpu", reason="says what is missing where no GPU is")
-def test_export_for_cuda_without_a_gpu_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ATTENTION_ARCH", raising=False)
-    with pytest.raises(RuntimeError, match="ATTENTION_ARCH=sm_90"):
-        exported(ops.full, ("cuda",), *arrays())
