@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from generated import jax as ops
+from generated._runtime.jax import schedule as jax_schedule
 from generated.jax_nn import dot_product_attention
 from tests.ops.jax.test_jax_transforms import arrays, close, gradients, own
 
@@ -103,3 +105,30 @@ def test_export_of_symbolic_shapes_for_the_cpu(case: str, backward: bool) -> Non
             for key, shape, dtype in zip(keys, known, dtypes, strict=True)
         ]
         close(artefact.call(*given), wanted(*given))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_a_schedule_is_an_argument_of_an_exported_function(packed: bool) -> None:
+    q, k, v = arrays()
+    doc = own("document")["doc"]
+    options: dict[str, Any] = {}
+    if packed:
+        q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+        doc, options = doc.reshape(-1), {"cu_seqlens_q": jnp.asarray([0, 30, 96], jnp.int32)}
+    schedule = ops.document.schedule(q, k, v, doc=doc, **options)
+
+    def one(q: jax.Array, schedule: Any) -> Any:
+        return ops.document(q, k, v, doc=doc, **options, schedule=schedule)
+
+    artefact = jax.export.deserialize(jax.export.export(jax.jit(one))(q, schedule).serialize())
+    close(artefact.call(q, schedule), one(q, schedule))
+
+
+def test_the_static_parts_of_schedules_and_plans_are_kept() -> None:
+    schedule = ops.document.schedule(*arrays(), doc=own("document")["doc"])
+    schedule = replace(schedule, tiles={"fwd": (64, 128), "dq": (32, 64)})
+    pages = {"page_table": jnp.zeros((3, 2), jnp.int32), "kv_lengths": jnp.full(3, 20), "q_offset": "end"}
+    plan = ops.window.plan(jnp.ones((3, 1, 2, 16)), *jnp.ones((2, 5, 16, 2, 16)), **pages, size=7)
+    for each in (schedule, plan):
+        _, static = jax_schedule._flatten(each)
+        assert jax_schedule._from_bytes(jax_schedule._to_bytes(static)) == static
