@@ -212,13 +212,18 @@ def _number(scale: Any) -> Any:
 
 
 def _window(sides: Any, q_len: int, kv_len: int) -> tuple[int, int]:
-    """How far a window reaches to the left and right of a query, limited by the numbers of queries and keys."""
+    """How far a window reaches to the left and right of a query, limited by the numbers of queries and keys.
+
+    If these are symbolic, because a function is exported for any length, the limit is half of the widest window.
+    """
     pair = sides if isinstance(sides, (tuple, list)) else (sides, sides)
     known = all(isinstance(side, (int, np.integer)) and not isinstance(side, bool) and side >= 0 for side in pair)
     if len(pair) != 2 or not known:
         expected = "an int or (left, right), each at least 0, or None for no window"
         fail(_NN, "local_window_size", expected, repr(sides))
-    return min(int(pair[0]), q_len), min(int(pair[1]), kv_len)
+    limits = (length if isinstance(length, int) else 2**29 - 1 for length in (q_len, kv_len))
+    left, right = (min(int(side), limit) for side, limit in zip(pair, limits, strict=True))
+    return left, right
 
 
 # ---------------------------------------------------------------------------------------------------------------- Flax

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/jax_reference.py.jinja
-# hash: 3ce4426a2d58b765
+# hash: 04281f74022b8916
 """`band_bias` as plain mathematics in jax.numpy.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -46,7 +46,7 @@ def reference(
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     row_offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
-    row_offset = row_offset if isinstance(row_offset, int) else row_offset.reshape(-1, 1, 1, 1)
+    row_offset = jnp.asarray(row_offset).reshape(-1, 1, 1, 1)
     q_row = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + row_offset
     q_idx = q_row if q_positions is None else q_positions[:, None, :, None]
     kv_row = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)

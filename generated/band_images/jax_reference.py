@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/jax_reference.py.jinja
-# hash: e8ab5fb646f3d061
+# hash: 1066f4185cf38fcc
 """`band_images` as plain mathematics in jax.numpy.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -45,7 +45,7 @@ def reference(
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     row_offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
-    row_offset = row_offset if isinstance(row_offset, int) else row_offset.reshape(-1, 1, 1, 1)
+    row_offset = jnp.asarray(row_offset).reshape(-1, 1, 1, 1)
     q_row = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + row_offset
     q_idx = q_row if q_positions is None else q_positions[:, None, :, None]
     kv_row = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/jax_reference.py.jinja
-# hash: d1984d94b7269d78
+# hash: 8d00ab4e8dcbce43
 """`band_softcap` as plain mathematics in jax.numpy.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -44,7 +44,7 @@ def reference(
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     row_offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
-    row_offset = row_offset if isinstance(row_offset, int) else row_offset.reshape(-1, 1, 1, 1)
+    row_offset = jnp.asarray(row_offset).reshape(-1, 1, 1, 1)
     q_row = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + row_offset
     q_idx = q_row if q_positions is None else q_positions[:, None, :, None]
     kv_row = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/jax_reference.py.jinja
-# hash: 83fbdbc255171be7
+# hash: 1a776febe7ac8ead
 """`forgetting` as plain mathematics in jax.numpy.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -42,7 +42,7 @@ def reference(
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     row_offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
-    row_offset = row_offset if isinstance(row_offset, int) else row_offset.reshape(-1, 1, 1, 1)
+    row_offset = jnp.asarray(row_offset).reshape(-1, 1, 1, 1)
     q_row = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + row_offset
     q_idx = q_row if q_positions is None else q_positions[:, None, :, None]
     kv_row = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/jax_reference.py.jinja
-# hash: 58b7756377b871e5
+# hash: 6fb4f65e2c5c3d21
 """`relative_bias` as plain mathematics in jax.numpy.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -43,7 +43,7 @@ def reference(
     group_size = q.shape[1] // k.shape[1]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     row_offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
-    row_offset = row_offset if isinstance(row_offset, int) else row_offset.reshape(-1, 1, 1, 1)
+    row_offset = jnp.asarray(row_offset).reshape(-1, 1, 1, 1)
     q_row = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + row_offset
     q_idx = q_row if q_positions is None else q_positions[:, None, :, None]
     kv_row = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)

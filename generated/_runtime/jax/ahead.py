@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from .primitive import varying_alike
+from .sharding import varying_alike
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 """The rule of `jax.vmap`: fold the mapped axis into batch rows or packed sequences if no result changes by it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 
 from .passes import BEGINS, TOKENS, Backward, Call, Forward, Kernels
-from .sharding import is_sharded
+from .sharding import by_device, is_sharded
 
 
 def batched(
@@ -19,6 +20,33 @@ def batched(
     mapped = [axis is not None for axis in axes]
     arrays = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(arrays, axes, strict=True)]
     size = next(x.shape[0] for x, is_mapped in zip(arrays, mapped, strict=True) if is_mapped)
+    # The tables of a schedule are not those of the folded rows.
+    own, *kept = call.without_tables(arrays, mapped)
+    folded = _as_one_call(primitive, direction, own, *kept, size=size)
+    if folded is not None:
+        return folded, [0] * len(folded)
+
+    def each(arrays: Sequence[jax.Array]) -> Any:
+        def one(own: Sequence[jax.Array]) -> Any:
+            rest = iter(own)
+            return primitive.bind(*(next(rest) if m else x for x, m in zip(arrays, mapped, strict=True)), call=call)
+
+        return jax.lax.map(one, list(compress(arrays, mapped)))
+
+    found = by_device(each, arrays, mapped)
+    return found, [0] * len(found)
+
+
+def _as_one_call(
+    primitive: Primitive,
+    direction: Forward | Backward,
+    call: Call,
+    arrays: Sequence[jax.Array],
+    mapped: Sequence[bool],
+    *,
+    size: int,
+) -> list[jax.Array] | None:
+    """The results of `size` calls, computed by one call of more batch rows or sequences; None if they cannot be."""
     kernels = direction.kernels
     folds = [_fold_axis(kernels, name, call) for name in call.operands]
     written = kernels.result_axes(call, backward=direction.backward)
@@ -33,23 +61,16 @@ def batched(
         fold is not None and is_sharded(x, fold + is_mapped)
         for x, fold, is_mapped in zip(arrays, folds, mapped, strict=True)
     )
-    if kernels.may_split(call)[0] and possible and None not in results and size > 0:
-        total = _tokens(call, arrays, mapped)
-        rows = arrays[0].shape[(folds[0] or 0) + mapped[0]]
-        folded = [
-            _fold(name, x, fold, size, rows, is_mapped, total)
-            for name, x, fold, is_mapped in zip(call.operands, arrays, folds, mapped, strict=True)
-        ]
-        found = primitive.bind(*folded, call=call)
-        split = [_unfold(x, axis or 0, size) for x, axis in zip(found, results, strict=True)]
-        return split, [0] * len(split)
-
-    def one(own: Sequence[jax.Array]) -> Any:
-        rest = iter(own)
-        return primitive.bind(*(next(rest) if m else x for x, m in zip(arrays, mapped, strict=True)), call=call)
-
-    found = jax.lax.map(one, [x for x, is_mapped in zip(arrays, mapped, strict=True) if is_mapped])
-    return found, [0] * len(found)
+    if not (kernels.may_split(call)[0] and possible and None not in results and size > 0):
+        return None
+    total = _tokens(call, arrays, mapped)
+    rows = arrays[0].shape[(folds[0] or 0) + mapped[0]]
+    folded = [
+        _fold(name, x, fold, size, rows, is_mapped, total)
+        for name, x, fold, is_mapped in zip(call.operands, arrays, folds, mapped, strict=True)
+    ]
+    found = primitive.bind(*folded, call=call)
+    return [_unfold(x, axis or 0, size) for x, axis in zip(found, results, strict=True)]
 
 
 def _folded(letters: str, call: Call) -> int | None:

@@ -18,7 +18,7 @@ from ..core.schedules import Schedule, schedule_tables
 from ..core.sequences import check_alone
 from .fp8 import ScaledForward, attend_scaled, checked_scales
 from .kernels import INTERPRET, compiling_for
-from .passes import Call, Forward, Kernels
+from .passes import TABLE, Call, Forward, Kernels
 from .primitive import attend
 from .schedule import call_sizes, check_sequences, launches_on, packed_sizes
 from .sequences import SequenceArguments, Tokens, check_order, check_packed, check_tokens, packed_offset
@@ -178,7 +178,7 @@ def prepared(
     arrays = without_gradients(kernels, call, arrays)
     if schedule is not None:
         tables = _checked_tables(kernels, arguments, schedule, call, arrays)
-        call = replace(call, operands=(*call.operands, *(f"table_{i}" for i in range(len(tables)))))
+        call = replace(call, operands=(*call.operands, *(f"{TABLE}{i}" for i in range(len(tables)))))
         arrays += tables
     return kernels, call, arrays
 

@@ -16,7 +16,8 @@ from ..core.checks import check_factor, fail
 from ..core.fp8 import FP8, SCALES, check_ends_of_scale, scale_text
 from .kernels import INTERPRET
 from .passes import BEGINS, LOGICAL, Call, Forward, Kernels, keywords
-from .primitive import attention_primitive, varying_alike
+from .primitive import attention_primitive
+from .sharding import varying_alike
 from .support import canonical, host_number, is_array, values_are_checked
 from .tensor import BF16
 

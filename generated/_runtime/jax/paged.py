@@ -39,10 +39,11 @@ from ..core.schedules import Schedule
 from .cache_values import check_cache_dtypes, check_converts_for, checked_scale
 from .kernels import INTERPRET, compiling_for
 from .paged_passes import PagedForward, PagedKernels, cache_call_of
-from .passes import LOGICAL, Call
-from .primitive import attention_primitive, varying_alike
+from .passes import LOGICAL, TABLE, Call
+from .primitive import attention_primitive
 from .schedule import launches_on
 from .sequences import begins_of
+from .sharding import varying_alike
 from .support import (
     as_arrays,
     as_integers,
@@ -299,7 +300,7 @@ def paged_attention(
     tables = [] if schedule is None else plan_tables(arguments.op, schedule, arguments.cache_call, arguments.scalars)
     if tables:
         check_tables(arguments.op, arguments.cache_call, tables)
-    arguments.operands = {**arguments.operands, **{f"table_{i}": x for i, x in enumerate(tables)}}
+    arguments.operands = {**arguments.operands, **{f"{TABLE}{i}": x for i, x in enumerate(tables)}}
     call, arrays = _call(arguments)
     if is_empty(arguments.cache_call):
         o, lse = PagedForward(kernels).plain(call, arrays)

@@ -32,8 +32,9 @@ from . import backend
 from .gradients import running_sums, sequence_of_rows
 from .paged import CacheArguments, refuse_derivative, refuse_map
 from .passes import Call, Forward, Kernels
-from .primitive import attention_primitive, varying_alike
+from .primitive import attention_primitive
 from .sequences import begins_of
+from .sharding import varying_alike
 from .support import as_integers, canonical, is_array, is_integer, values_are_checked
 from .tensor import FP32, Tensor
 

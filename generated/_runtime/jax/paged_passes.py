@@ -15,7 +15,7 @@ from ..core.prompts import hopper_tile, is_copied
 from ..core.row_classes import FEW_ROWS, RowClass
 from .kernels import arch_of, multiprocessors, paged_call_tiles
 from .paged_reference import paged_reference
-from .passes import LOGICAL, Call, Forward, Kernels
+from .passes import LOGICAL, TABLE, Call, Forward, Kernels
 from .tensor import Tensor, begin_alike
 
 _OWN_AXES = {
@@ -43,8 +43,8 @@ class PagedKernels(Kernels):
             return "".join(
                 f"..k{'d' if name == 'k' else 'e'}"[axis] for axis in PAGE_LAYOUTS[call.number("page_layout")]
             )
-        if name.startswith("table_"):
-            return "." if int(name[6:]) % 3 == 2 else ".."
+        if name.startswith(TABLE):
+            return "." if int(name.removeprefix(TABLE)) % 3 == 2 else ".."
         if name == "page_table":
             return "." if "page_starts" in call.operands else "b."
         if name in ("k_scale", "v_scale"):
@@ -175,7 +175,7 @@ class PagedForward(Forward):
         own: dict[str, Any] = {
             name: _own_tensor(made, dims, operands[name]) for name, dims in kernels.dims.items() if name in operands
         }
-        tables = [Tensor.of(x) for name, x in operands.items() if name.startswith("table_")]
+        tables = [Tensor.of(x) for name, x in operands.items() if name.startswith(TABLE)]
         return {"call": made, "tables": tables, **own, **kernels.scalar_arguments(call, operands)}
 
     def reference(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:

@@ -6,7 +6,8 @@ A call's arrays are named operands. Everything else about the call is one hashab
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
 import jax
@@ -38,6 +39,8 @@ TOKENS = {
     "row_offsets": "b",
 }
 BEGINS = ("cu_seqlens_q", "cu_seqlens_k")
+TABLE = "table_"
+"""The names of the tables of a schedule begin like this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,16 @@ class Call:
 
     def named(self, arrays: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.operands, arrays, strict=True))
+
+    def without_tables(self, *of_operands: Sequence[Any]) -> tuple[Any, ...]:
+        """The call without a schedule, and sequences with one element for each operand without those of the tables.
+
+        The tables of a schedule are true only for the batch rows, sequences and heads that it was made for. Launches
+        make their own for any others.
+        """
+        kept = [not name.startswith(TABLE) for name in self.operands]
+        call = replace(self, operands=tuple(compress(self.operands, kept)))
+        return call, *(list(compress(each, kept)) for each in of_operands)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -183,7 +196,7 @@ class Forward:
 
     def reference(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         # This raises the errors that kernels on the CPU would raise, such as for the family of another chip.
-        self.kernels.tiles(call, arrays)
+        self.kernels.tiles(call, [with_known_sizes(x) for x in arrays])
         return self.plain(call, arrays)
 
     def plain(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -255,6 +268,12 @@ class Backward:
         return [x.astype(dtypes.get(name, x.dtype)) for name, x in zip(names, found, strict=True)]
 
 
+def with_known_sizes(x: jax.Array) -> Any:
+    """The type of an array, with 1 for each symbolic size. `jax.export` has these; no error about tiles depends on
+    them."""
+    return jax.ShapeDtypeStruct([size if isinstance(size, int) else 1 for size in x.shape], x.dtype)
+
+
 def _wide_names(call: Call) -> tuple[str, ...]:
     """The operands whose gradients are float32 whatever the dtype of the operand."""
     options = call.number("options")
@@ -300,7 +319,7 @@ def keywords(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> di
     found: dict[str, Any] = dict.fromkeys(kernels.parameters)
     tables = []
     for name, array in operands.items():
-        if name.startswith("table_"):
+        if name.startswith(TABLE):
             tables.append(Tensor.of(array))
         elif name in ("q", "k", "v", "o", "do"):
             found[name] = Tensor.packed(array) if call.packed else Tensor.of(array, LOGICAL[call.layout])

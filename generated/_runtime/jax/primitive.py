@@ -19,14 +19,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
 from ..core.configs import INTERPRETER
 from ..core.settings import require_triton
 from .batching import batched
 from .kernels import INTERPRET, compiling_for, device_arch
 from .passes import Backward, Call, Decay, Forward, Kernels
-from .sharding import explicit_specs, partitioned
+from .sharding import explicit_specs, partitioned, varying_alike, whole_type
 
 RESIDUALS = "attention_outputs"
 """The name of o and lse for policies of `jax.checkpoint`. If they are saved, a backward does not repeat the forward."""
@@ -96,13 +96,23 @@ def _abstract(direction: Forward | Backward, *avals: Any, call: Call) -> list[An
 
 def _lower_cut(inner: Primitive, direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
     """Lower the whole call on one device, and a function that XLA partitions on several."""
-    devices = getattr(ctx.module_context.axis_context, "num_devices", 0)  # 0 inside of shard_map
-    if INTERPRET and devices > 1:
+    context = ctx.module_context.axis_context
+    devices = getattr(context, "num_devices", 0)  # 0 inside of shard_map
+    mesh = getattr(context, "mesh", None)  # of shard_map, which may leave some of its axes to XLA
+    is_mapped_in_part = mesh is not None and {*mesh.axis_names} > {*context.manual_axes}
+    if INTERPRET and (devices > 1 or is_mapped_in_part):
         # JAX's callbacks crash inside of a function that XLA partitions.
-        remedy = "call the op inside jax.shard_map, on one device, or without TRITON_INTERPRET"
+        remedy = (
+            "call the op inside jax.shard_map over all axes of the mesh, on one device, or without TRITON_INTERPRET"
+        )
         op = direction.kernels.op
         raise NotImplementedError(f"{op}: TRITON_INTERPRET=1 runs no sharded arrays under jit: {remedy}")
-    function = partial(inner.bind, call=call) if devices == 1 else _partitioned(inner, direction, call)
+    function = _partitioned(inner, direction, call)
+    # JAX partitions by the devices of the mesh. If no mesh is set, it does not know them: XLA then gathers the arrays.
+    if devices == 1 or (is_mapped_in_part and isinstance(mesh, AbstractMesh)):
+        function = partial(inner.bind, call=call)
+        # Where their types are sharded, operations of JAX ask how to shard their results.
+        ctx = ctx.replace(avals_in=[whole_type(x) for x in ctx.avals_in])
     return mlir.lower_fun(function, multiple_results=True)(ctx, *values)
 
 
@@ -138,8 +148,14 @@ def _refuse(op: str, _ctx: Any, *_values: Any, **_params: Any) -> Any:
 @cache
 def _partitioned(inner: Primitive, direction: Forward | Backward, call: Call) -> Callable[..., Any]:
     kernels = direction.kernels
+
+    def of_part(*arrays: jax.Array) -> Any:
+        own, kept = call.without_tables(arrays)
+        return inner.bind(*kept, call=own)
+
     return partitioned(
         partial(inner.bind, call=call),
+        of_part,
         [kernels.axes(name, call) for name in call.operands],
         kernels.result_axes(call, backward=direction.backward),
         *(False if call.packed else kernels.may_split(call)[0], kernels.may_split(call)[1]),
@@ -160,16 +176,6 @@ def attend(kernels: Kernels, call: Call, arrays: Sequence[jax.Array]) -> tuple[j
     asked = _attend_all if jax.sharding.get_abstract_mesh().manual_axes else _attend
     found: tuple[jax.Array, jax.Array] = asked(kernels, call, tuple(varying_alike(arrays)))
     return found
-
-
-def varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Inside shard_map: let all arrays vary over every mesh axis that any varies over. Gradients are summed outside."""
-    axes = [frozenset(jax.typeof(x).manual_axis_type.varying) for x in arrays]
-    every = frozenset().union(*axes)
-    return [
-        jax.lax.pcast(x, tuple(sorted(every - own)), to="varying") if every - own else x
-        for x, own in zip(arrays, axes, strict=True)
-    ]
 
 
 def _outputs(kernels: Kernels, call: Call, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules of JAX ops, and the functions by which launches make their tables."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.export
 import numpy as np
 
 from ..core.checks import fail
@@ -30,8 +32,28 @@ def _unflatten(static: tuple[Any, ...], children: Any) -> Schedule:
     return Schedule(op=op, call=dict(call), sequences=sequences, tiles=dict(tiles), tables=tables)
 
 
+def _to_bytes(static: tuple[Any, ...]) -> bytes:
+    return json.dumps(static).encode()
+
+
+def _from_bytes(text: bytes) -> Any:
+    return _tuples(json.loads(text))
+
+
+def _tuples(x: Any) -> Any:
+    """`x` with tuples for the lists that JSON made of them. Static parts hold no lists: JAX hashes them."""
+    return tuple(map(_tuples, x)) if isinstance(x, list) else x
+
+
 # As a pytree, a schedule can be passed through jit, scan and checkpoint as arrays can.
 jax.tree_util.register_pytree_node(Schedule, _flatten, _unflatten)
+# So can it be to exported functions. A process may import several packages, each with schedules of its own.
+jax.export.register_pytree_node_serialization(
+    Schedule,
+    serialized_name=f"{Schedule.__module__}.{Schedule.__qualname__}",
+    serialize_auxdata=_to_bytes,
+    deserialize_auxdata=_from_bytes,
+)
 
 
 def launches_on() -> str | None:

@@ -65,14 +65,63 @@ def is_sharded(x: jax.Array, axis: int) -> bool:
     return axis < len(spec) and spec[axis] is not None
 
 
+def varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Inside shard_map: let all arrays vary over every mesh axis that any varies over. Gradients are summed outside."""
+    axes = [frozenset(jax.typeof(x).manual_axis_type.varying) for x in arrays]
+    every = frozenset().union(*axes)
+    return [
+        jax.lax.pcast(x, tuple(sorted(every - own)), to="varying") if every - own else x
+        for x, own in zip(arrays, axes, strict=True)
+    ]
+
+
+def by_device(
+    function: Callable[[Sequence[jax.Array]], Sequence[jax.Array]], arrays: Sequence[jax.Array], mapped: Sequence[bool]
+) -> Sequence[jax.Array]:
+    """`function` of arrays some of which are `mapped` along axis 0, as all of its results are.
+
+    If that axis is sharded over axes of type Explicit, each device computes the elements that it has.
+    """
+    axes = [jax.typeof(x).sharding.spec[0] for x, is_mapped in zip(arrays, mapped, strict=True) if is_mapped]
+    own = next((_flat([axis]) for axis in axes if axis is not None), [])
+    if not own:
+        return function(arrays)
+    mesh = jax.typeof(arrays[0]).sharding.mesh
+    specs = [_moved(jax.typeof(x).sharding.spec, own, is_mapped) for x, is_mapped in zip(arrays, mapped, strict=True)]
+    placed = [jax.sharding.reshard(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)]
+    # Axes that shard_map does not name stay Explicit inside.
+    leading = PartitionSpec(tuple(own))
+    call = jax.shard_map(
+        lambda *local: function(varying_alike(local)),
+        mesh=mesh,
+        in_specs=tuple(leading if is_mapped else PartitionSpec() for is_mapped in mapped),
+        out_specs=leading,
+        axis_names=set(own),
+    )
+    found: Sequence[jax.Array] = call(*placed)
+    return found
+
+
+def _moved(spec: PartitionSpec, names: Sequence[str], leads: bool) -> PartitionSpec:
+    """A spec in which some axes of a mesh shard the leading axis of an array, or no axis."""
+    others = [tuple(name for name in _flat([axes]) if name not in names) if axes is not None else () for axes in spec]
+    return PartitionSpec(*([tuple(names), *others[1:]] if leads else others))
+
+
+def whole_type(aval: Any) -> Any:
+    """The type of an array that is not sharded over axes of type Explicit."""
+    return aval.update(sharding=NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * aval.ndim)))
+
+
 def partitioned(
     local: Callable[..., Sequence[jax.Array]],
+    of_part: Callable[..., Sequence[jax.Array]],
     operands: Sequence[str],
     results: Sequence[str],
     by_batch: bool,
     by_heads: bool,
 ) -> Callable[..., Any]:
-    """`local` as a function that XLA cuts along batch rows and heads.
+    """`local` as a function that XLA cuts along batch rows and heads. Devices with a part of these compute `of_part`.
 
     `operands` and `results` have a letter for each axis: b for batch rows, h for query heads, k for key heads, any
     other letter, or none, for an axis that every device needs whole. The first operand is q, the second k. A result
@@ -103,6 +152,7 @@ def partitioned(
         batch_axes = spec[operands[0].index("b")] if by_batch and "b" in operands[0] else None
         by_head = head_axes(mesh, spec[operands[0].index("h")] if by_heads else None, sizes["h"], sizes["k"])
         own = {"b": batch_axes, "h": (*by_head.keys, *by_head.shared) or None, "k": by_head.keys or None}
+        compute = of_part if any(own.values()) else local
 
         def sharding(letters: str, shape: Sequence[int]) -> NamedSharding:
             axes = [
@@ -120,7 +170,7 @@ def partitioned(
             shared = [key_axis(letters, arg.shape) for letters, arg in zip(operands, arg_shapes, strict=True)]
             given = [x if axis is None else by_head.taken(x, axis) for x, axis in zip(arrays, shared, strict=True)]
             found = []
-            for letters, result, array in zip(results, _result_shapes, local(*given), strict=True):
+            for letters, result, array in zip(results, _result_shapes, compute(*given), strict=True):
                 axis = key_axis(letters, result.shape)
                 summed = _flat([batch_axes]) if batch_axes is not None and "b" not in letters else []
                 if not {"h", "k"} & set(letters):

@@ -18,7 +18,7 @@ from ...core.parallel.packed_rows import DeviceCalls, packed_tables
 from ...core.parallel.ring_steps import takes_apart
 from ...core.parallel.shards import Layout, rows_ahead
 from ...core.parallel.work import VariantWork
-from ..primitive import varying_alike
+from ..sharding import varying_alike
 from .key_exchange import needed_rows
 from .ring_chunks import ChunkRing
 from .ring_documents import DocumentRing

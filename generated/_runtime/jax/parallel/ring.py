@@ -19,7 +19,7 @@ from ...core.parallel.key_needs import planned_needs
 from ...core.parallel.ring_steps import NO_SINK, RingSteps, keeps_rows_apart, ring_steps
 from ...core.parallel.shards import Layout
 from ...core.parallel.work import VariantWork
-from ..primitive import varying_alike
+from ..sharding import varying_alike
 from .wide_keys import guarded, trained_names
 
 Arrays = Mapping[str, jax.Array]

@@ -15,7 +15,7 @@ import numpy as np
 from ...core.checks import DROPOUT_KEYS, DROPOUT_ROWS
 from ...core.parallel.calls import TOKENS, own_dims, row_axis
 from ..ahead import Ahead
-from ..primitive import varying_alike
+from ..sharding import varying_alike
 from .ring import Arrays, Ring, RingPair
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ...core.options import LENGTHS
 from ...core.parallel.calls import own_dims
 from ...core.parallel.ring_documents import DocumentCalls, RunTable, document_calls
-from ..primitive import varying_alike
+from ..sharding import varying_alike
 from .ring import Arrays, Ring, RingPair
 
 State = Any

@@ -13,7 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 from ...core.backward_calls import keyword_names
 from ..call import without_gradients
 from ..passes import Call
-from ..primitive import RESIDUALS, varying_alike
+from ..primitive import RESIDUALS
+from ..sharding import varying_alike
 
 Arrays = Mapping[str, jax.Array]
 
