@@ -234,7 +234,7 @@ def packed_sequences(variant: str, strategy: str) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("gather", 4), ("heads", 4)])
-def test_dk_and_dv_are_as_exact_as_those_of_one_call(strategy: str, ranks: int) -> None:
+def test_gradients_are_as_exact_as_those_of_one_call(strategy: str, ranks: int) -> None:
     """The mean error in bfloat16 is at most 1.1 times that of one call: parts are added up in float32."""
     op = load("alibi")
     trained, _, _ = draw("alibi", seq=128)
@@ -251,7 +251,7 @@ def test_dk_and_dv_are_as_exact_as_those_of_one_call(strategy: str, ranks: int) 
 
     exact = jax.grad(one)({name: x.astype(jnp.float32) for name, x in narrow.items()})
     of_one, found = jax.grad(one)(narrow), jax.grad(several)(narrow)  # compiled, XLA leaves out roundings
-    for name in ("k", "v"):
+    for name in ("q", "k", "v"):
         assert found[name].dtype == jnp.bfloat16
         errors = [jnp.abs(x[name].astype(jnp.float32) - exact[name]).mean() for x in (found, of_one)]
         assert errors[0] <= 1.1 * errors[1], f"d{name}: {errors[0] / errors[1]:.2f} times"
