@@ -299,9 +299,17 @@ def _of_part(
     def by_row(x: jax.Array) -> jax.Array:
         return jnp.swapaxes(x, -1, -2) if rows < heads else x
 
-    less = by_row(((o.astype(whole_o.dtype).astype(o.dtype) - whole_o) * do).sum(-1))
+    less = by_row(((_rounded(o, whole_o.dtype) - whole_o) * do).sum(-1))
     dlse = less if dlse is None else less + dlse
     return do * by_row(share)[..., None], share * dlse
+
+
+def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
+    """`x` in its own dtype, with its values rounded to `dtype`. XLA may leave out a conversion to `dtype` and back."""
+    limits = jnp.finfo(dtype)
+    found = jax.lax.reduce_precision(x, limits.nexp, limits.nmant)
+    # reduce_precision gives 0 for values below the smallest normal number.
+    return jnp.where(jnp.abs(x) < limits.tiny, x.astype(dtype).astype(x.dtype), found)
 
 
 def _batch_heads_rows(q: Any, call: Call) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ from ..core.settings import require_triton
 from .batching import batched
 from .kernels import INTERPRET, compiling_for, device_arch
 from .passes import Backward, Call, Decay, Forward, Kernels
-from .sharding import explicit_specs, partitioned, varying_alike, whole_type
+from .sharding import explicit_specs, meshless, partitioned, varying_alike, whole_type
 
 RESIDUALS = "attention_outputs"
 """The name of o and lse for policies of `jax.checkpoint`. If they are saved, a backward does not repeat the forward."""
@@ -122,7 +122,7 @@ def _lower_cuda(direction: Forward | Backward, ctx: Any, *values: Any, call: Cal
     if INTERPRET:
         raise RuntimeError(f"{op}: TRITON_INTERPRET=1 runs kernels on the CPU: unset it, or set JAX_PLATFORMS=cpu")
     with compiling_for(device_arch(op)), jax.numpy_dtype_promotion("standard"):
-        return mlir.lower_fun(lambda *arrays: direction.launch(call, arrays), multiple_results=True)(ctx, *values)
+        return _lower_local(lambda *arrays: direction.launch(call, arrays), ctx, values)
 
 
 def _lower_elsewhere(direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
@@ -131,7 +131,13 @@ def _lower_elsewhere(direction: Forward | Backward, ctx: Any, *values: Any, call
         require_triton(direction.kernels.op)
     # Whatever promotion the caller allows, references compute with the products of 16 bits and float32.
     with compiling_for(INTERPRETER), jax.numpy_dtype_promotion("standard"):
-        return mlir.lower_fun(lambda *arrays: run(call, arrays), multiple_results=True)(ctx, *values)
+        return _lower_local(lambda *arrays: run(call, arrays), ctx, values)
+
+
+def _lower_local(local: Callable[..., Any], ctx: Any, values: Sequence[Any]) -> Any:
+    """Lower the computation of one device. It has no mesh if its operands have none, whichever mesh is set."""
+    alone = ctx.avals_in[0].sharding.mesh.empty
+    return mlir.lower_fun(meshless(local) if alone else local, multiple_results=True)(ctx, *values)
 
 
 def _refuse_derivative(op: str, *_: Any, **_params: Any) -> Any:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ..core.checks import fail
 
@@ -113,6 +113,20 @@ def whole_type(aval: Any) -> Any:
     return aval.update(sharding=NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * aval.ndim)))
 
 
+def meshless(local: Callable[..., Any]) -> Callable[..., Any]:
+    """`local`, the computation of a single device, traced without the mesh of `jax.set_mesh`.
+
+    XLA calls back for what it partitions. From JAX 0.12 on it does so in the thread that compiles, where a mesh may be
+    set: arrays that `local` makes would be sharded over its Explicit axes, and collide with arrays of the device.
+    """
+
+    def traced(*arrays: jax.Array) -> Any:
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            return local(*arrays)
+
+    return traced
+
+
 def partitioned(
     local: Callable[..., Sequence[jax.Array]],
     of_part: Callable[..., Sequence[jax.Array]],
@@ -147,7 +161,7 @@ def partitioned(
             # Under jax.set_mesh JAX names no axes if no argument of the program is sharded: every device computes all.
             alone = Mesh(np.array(list(arg_shapes[0].sharding.device_set)), ("devices",))
             whole = NamedSharding(alone, PartitionSpec())
-            return alone, local, [whole] * len(results), (whole,) * len(operands)
+            return alone, meshless(local), [whole] * len(results), (whole,) * len(operands)
         sizes, spec = _sizes(operands, arg_shapes), arg_shapes[0].sharding.spec
         batch_axes = spec[operands[0].index("b")] if by_batch and "b" in operands[0] else None
         by_head = head_axes(mesh, spec[operands[0].index("h")] if by_heads else None, sizes["h"], sizes["k"])
@@ -183,7 +197,7 @@ def partitioned(
 
         outputs = [sharding(*pair) for pair in zip(results, (r.shape for r in _result_shapes), strict=True)]
         inputs = [sharding(letters, arg.shape) for letters, arg in zip(operands, arg_shapes, strict=True)]
-        return mesh, sharded, outputs, tuple(inputs)
+        return mesh, meshless(sharded), outputs, tuple(inputs)
 
     found = custom_partitioning(call)
     found.def_partition(partition=cut, sharding_rule=rule)

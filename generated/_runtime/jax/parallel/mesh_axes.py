@@ -24,6 +24,7 @@ def evenly(x: jax.Array, axis: int, size: int) -> jax.Array:
 def taken(x: jax.Array, rows: Any, axis: int) -> jax.Array:
     """These rows of `x`. They stay cut along Explicit mesh axes if the devices can share them evenly."""
     numbers, sharding = jnp.asarray(rows), _with_rows(x, axis, len(rows))
+    # JAX 0.12 differentiates a gather from an array that is cut along any axis only if its sharding is given.
     if sharding is None:
         return jnp.take(x, numbers, axis, unique_indices=True, mode="clip")
     at = (*[slice(None)] * axis, numbers)
@@ -31,10 +32,10 @@ def taken(x: jax.Array, rows: Any, axis: int) -> jax.Array:
 
 
 def _with_rows(x: jax.Array, axis: int, size: int) -> NamedSharding | None:
-    """The sharding of `x` with `size` rows along `axis`; None if no Explicit mesh axis cuts its rows."""
+    """The sharding of `x` with `size` rows along `axis`; None if no Explicit mesh axis cuts `x`."""
     sharding = jax.typeof(x).sharding
     spec = (*sharding.spec, *[None] * (x.ndim - len(sharding.spec)))
-    if spec[axis] is None:
+    if all(each is None for each in spec):
         return None
     even = size % prod(sharding.mesh.shape[name] for name in names_of(spec[axis])) == 0
     own = [each if i != axis or even else None for i, each in enumerate(spec)]
