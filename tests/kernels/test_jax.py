@@ -87,7 +87,11 @@ def given(variant: str, shape: Shape = SMALL) -> tuple[list[jax.Array], Argument
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("variant", [name for name, entry in MANIFEST.items() if entry["scalars"]])
 def test_scalars_are_numbers_or_arrays(variant: str, packed: bool) -> None:
-    """Kernels load arrays, while numbers are compiled into the launch. The results are the same."""
+    """Kernels load arrays, while numbers are compiled into the launch.
+
+    On a GPU these are two compiled kernels. They may fuse products and sums differently, and a weight that lies between
+    two numbers of the dtype is then rounded to the other one.
+    """
     inputs = draw_packed(variant, MIXED, DTYPES[0]) if packed else draw(variant, SMALL, DTYPES[0])
     options = MIXED.options() if packed else {}
     want = evaluate(variant, inputs, framework="jax", **options)
@@ -95,7 +99,11 @@ def test_scalars_are_numbers_or_arrays(variant: str, packed: bool) -> None:
     inputs.scalars.update(arrays)
     got = evaluate(variant, inputs, framework="jax", **options)
     for name, wanted in want.items():
-        assert_same(variant, name, got[name], wanted)
+        if INTERPRET:
+            assert_same(variant, name, got[name], wanted)
+        else:
+            largest = float(wanted[wanted.isfinite()].abs().max())
+            torch.testing.assert_close(got[name], wanted, rtol=2**-7, atol=2**-9 * largest)
 
 
 @pytest.mark.skipif(not INTERPRET or len(jax.devices()) < 2, reason="of Triton's interpreter, on several devices")
