@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import linecache
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ LAUNCH_OPTIONS = ("num_warps",)
 
 VERSIONS = "gl_versions"
 """The module of the device library that hides differences between versions of Triton; the emulation replaces it."""
+
+VIEWS_GROW = True
+"""The `VIEWS_GROW` of this module: True as for Triton before 3.9. A test may set False, as for later ones."""
 
 
 def device_sources(kernel_file: Path) -> dict[str, str]:
@@ -146,8 +150,11 @@ class Kernel:
             "triton.experimental.gluon.language.nvidia.hopper": hopper,
             VERSIONS: SimpleNamespace(
                 aggregate=dataclass(frozen=True, eq=False),
+                concat=operator.add,
                 async_load=method("async_load"),
                 async_add=method("async_add"),
+                reinterpret=lambda tiles, *form: tiles.reinterpret(*form),
+                VIEWS_GROW=VIEWS_GROW,
             ),
         }
 
@@ -169,7 +176,7 @@ _FUNCTIONS = (
 )
 _REAL = (
     *("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout"),
-    *("DistributedLinearLayout", "SwizzledSharedLayout", "shared_memory_descriptor", "tensor"),
+    *("DistributedLinearLayout", "SwizzledSharedLayout", "shared_memory_descriptor", "tensor", "tuple"),
     *("bfloat16", "float16", "float32", "int1", "int8", "int16", "int32", "int64", "uint32", "uint64"),
 )
 _ELEMENTWISE = ("abs", "ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "rsqrt", "sin", "sqrt")
@@ -185,7 +192,7 @@ def _constexpr_function(function: FunctionType) -> Callable[..., Any]:
 
     def run(*arguments: Any) -> Any:
         space = {**function.__globals__, "__builtins__": builtins}
-        return FunctionType(function.__code__, space, function.__name__)(*arguments)
+        return FunctionType(function.__code__, space, function.__name__, function.__defaults__)(*arguments)
 
     return run
 

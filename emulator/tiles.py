@@ -82,7 +82,7 @@ class Tile:
         own._followers = followers
         return own
 
-    def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Tile:
+    def reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Tile:
         """Pieces as `[tiles, rows, columns]`, as they lie in memory: a tile consists of blocks of a swizzle's columns,
         one after the other. From then on a piece has the slot of its tile. As `[rows, columns]`: a piece and those that
         follow it as one tile."""
@@ -117,8 +117,11 @@ class Tile:
     def permute(self, order: Sequence[int]) -> Tile:
         return Tile(self.program, self.data.permute(*order), self.layout, self._slots)
 
-    def slice(self, start: int, length: int, dim: int = 0) -> Tile:
-        check(self.data.dim() == 2, "a slice of what is no tile")
+    def slice(self, start: int, length: int, dim: int = 0) -> Any:
+        """A part of a tile, or some tiles of an allocation."""
+        if self.data.dim() > 2:
+            check(dim == 0 and 0 <= start <= len(self._slots) - length, f"{length} from {start} on of {self.shape}")
+            return TileRun(self.program, [self.index(start + i) for i in range(length)], self.layout)
         check(0 <= start <= self.data.shape[dim] - length, f"{length} from {start} on of {self.shape}")
         return Tile(self.program, self.data.narrow(dim, start, length), self.layout, self._slots)
 
@@ -158,7 +161,7 @@ class JoinedTile(Tile):
         check(list(order) == [1, 0], f"axes in the order {order}")
         return JoinedTile(self.program, self.pieces, self.layout, not self.is_transposed)
 
-    def slice(self, start: int, length: int, dim: int = 0) -> Tile:
+    def slice(self, start: int, length: int, dim: int = 0) -> Any:
         """Some columns, of whole pieces or of one."""
         check(dim == 1 and not self.is_transposed, f"a slice of axis {dim}")
         check(0 <= start <= self.data.shape[1] - length, f"{length} from {start} on of {self.shape}")
@@ -168,6 +171,31 @@ class JoinedTile(Tile):
             return self.pieces[first].slice(start % columns, length, dim=1)
         check(start % columns == length % columns == 0, f"{length} columns from {start} on of pieces of {columns}")
         return JoinedTile(self.program, self.pieces[first : last + 1], self.layout)
+
+
+@dataclass(frozen=True)
+class TileRun:
+    """Tiles of an allocation that lie one after the other."""
+
+    program: Program
+    tiles: Sequence[Tile]
+    layout: Any
+
+    def reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> TileRun:
+        """The tiles as `[tiles, rows, columns]`, each of several of these."""
+        first = self.tiles[0]
+        rows, columns = first.shape[-2:]
+        each, rest = divmod(shape[2], columns)
+        check(dtype == first.dtype and rows == shape[1], f"{first.shape} as {shape} of {dtype}")
+        check(not rest and shape[0] * each == len(self.tiles), f"{len(self.tiles)} of {columns} columns as {shape}")
+        check(columns * first.data.element_size() % layout.swizzle_byte_width == 0, f"{columns} columns a piece")
+        pieces = [tile.reshape([rows, columns]) for tile in self.tiles]
+        groups = [pieces[i : i + each] for i in range(0, len(pieces), each)]
+        return TileRun(self.program, [JoinedTile(self.program, group, layout) for group in groups], layout)
+
+    def index(self, i: Operand) -> Tile:
+        check(0 <= int(i) < len(self.tiles), f"tile {i} of {len(self.tiles)}")
+        return self.tiles[int(i)]
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ _WORDS = """
     add_block dk_start dq_part ds_ring dv_start has_wide_tile hopper_bwd_wide
     is_wide make_hand_over near_heads p_ring row_block
 
-    CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange describe_input drain_dq end_wide_block
+    CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange concat describe_input drain_dq end_wide_block
     balanced_blocks count_key_items count_items fetch_first_blocks_first first_blocks_first from_end head_row
     hand_over heads_in_cache inputs load_dq_rows load_sequence locate_key_blocks locate_keys nth_block single_heads
     pointers produce_wide send_packed_rows send_rows store_dq_rows strides visited_keys visited_rows

@@ -380,6 +380,7 @@ class BackwardPlan:
         found = {"gl": shared, "gl_backward": own, "gl_backward_steps": steps, "gl_math": math_imports(parts)}
         if not self.is_wide:
             shared += ["as_operand", "begin_sums", "make_barriers", "no_sums"]
+            found["gl_versions"] = ["concat"]
             (own if kernel.row_sums else shared).append("RowRing" if kernel.row_sums else "Ring")
         if kernel.packed or kernel.leaves_runs:
             found["block_seqs"] = ["NUM_BLOCKS"]

@@ -294,7 +294,7 @@ class ForwardPlan:
         if not self.fp8:
             shared += ["sum_parts"]
             forward += ["store_rest"]
-        found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate"]}
+        found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate", "concat"]}
         if self.wide:
             shared += ["SWIZZLE_COLS", "count_pieces"]
             wide = ["compute_scores", "make_weight_ring", "make_wide_key_ring", "no_half_sums"]

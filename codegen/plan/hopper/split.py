@@ -94,7 +94,7 @@ class SplitKeysPlan(BackwardPlan):
         kept = {name: names for name, names in found.items() if name != "gl_backward_steps"}
         kept["gl_backward"] = [name for name in kept["gl_backward"] if name not in dropped]
         kept["gl"] = [*kept["gl"], "count_pieces"]
-        return kept | {"gl_forward_wide": ["ADDERS", *_OF_WIDE_FORWARD], "gl_split": split}
+        return kept | {"gl_forward_wide": ["ADDERS", *_OF_WIDE_FORWARD], "gl_split": split, "gl_versions": ["concat"]}
 
 
 @dataclass(frozen=True)
