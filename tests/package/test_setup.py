@@ -113,6 +113,23 @@ def test_a_torch_that_brings_its_triton_is_tested_with_that_alone(
     assert "brings its own" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("failing", ["pytest", "codegen", None])
+def test_the_newest_triton_interprets_and_compiles(monkeypatch: pytest.MonkeyPatch, failing: str | None) -> None:
+    ran = {}
+
+    def run(command: list[str], *, cwd: Path, env: dict[str, str], check: bool) -> subprocess.CompletedProcess[str]:
+        assert (cwd, check, env["PYTHONPATH"]) == (ROOT, False, str(newest_triton.FOLDER))
+        ran[command[2]] = env.get("TRITON_INTERPRET")
+        return subprocess.CompletedProcess(command, int(command[2] == failing))
+
+    monkeypatch.setattr(newest_triton, "brings_triton", lambda: False)
+    monkeypatch.setattr(newest_triton, "install", lambda: "")
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "3.6.0")
+    assert newest_triton.main() == int(failing is not None)
+    assert ran == {"pytest": "1", "codegen": None}
+
+
 def test_setup_checks_all_run_and_a_failure_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

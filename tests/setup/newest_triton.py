@@ -1,4 +1,4 @@
-"""A part of the kernels' tests on the newest Triton that serves: `python -m tests.setup.newest_triton`.
+"""A part of the kernels, run and compiled with the newest Triton that serves: `python -m tests.setup.newest_triton`.
 
 `make setup` installs the oldest where torch brings none. The newest goes into a folder of its own, `.triton/`, which
 hides the other. Where torch brings a Triton, its tests ran with that, and torch would not run with another.
@@ -11,6 +11,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +22,9 @@ NEWEST = "3.9"
 TESTS = ("tests/kernels/test_accuracy.py", "tests/kernels/test_random_packings.py", "tests/kernels/test_philox.py")
 SELECTED = "(test_lengths_and_groups and not in_jax) or packings or philox"
 """Every variant's forward and gradients at eight lengths, packed calls and random numbers, in about a minute."""
+
+COMPILED = ("lint", "causal", "--fast", "--arch", "sm_90", "--dtype", "bfloat16", "--head-dim", "64,192,320")
+"""Hopper's kernels are not interpreted. Of these, some have tiles in three and in five pieces (`gl_pieces.py`)."""
 
 
 def brings_triton() -> bool:
@@ -61,7 +65,16 @@ def main() -> int:
     print(f"Tests on Triton {NEWEST}, beside those on {installed}:", flush=True)
     environment = {**os.environ, "PYTHONPATH": str(FOLDER), "TRITON_INTERPRET": "1"}
     workers = ["-n", "2"] if importlib.util.find_spec("xdist") else []
-    command = [sys.executable, "-m", "pytest", "-q", *workers, *TESTS, "-k", SELECTED]
+    tests = ["pytest", "-q", *workers, *TESTS, "-k", SELECTED]
+    compiles = {name: value for name, value in environment.items() if name != "TRITON_INTERPRET"}
+    runs = [(tests, environment), (["codegen", *COMPILED], compiles)]
+    # All of them run, whatever failed before.
+    return max([_run(*each) for each in runs])
+
+
+def _run(module: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a module of Python; 1 when it fails."""
+    command = [sys.executable, "-m", *module]
     return int(subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0)
 
 
