@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: a1c2a9ed0acaffbd
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: d28626bc4a7ffd5a
 """Gradients of `alibi` on Hopper with respect to k, v and slope, and with WITH_DQ to q.
 
     keep          q_idx >= kv_idx
@@ -91,6 +89,7 @@ from .._runtime.device.gl_backward_steps import (
     end_wide_block,
     send_rows,
 )
+from .._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -449,8 +448,8 @@ def alibi_hopper_bwd(
         adder = (q_offset, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
@@ -461,8 +460,8 @@ def alibi_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

@@ -4,9 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/fwd.py.jinja
-# hash: 1115f1d3d5639e76
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 8cb4bd59c1625687
 """Forward of `band_mask` on Hopper: `o = softmax(score) v`.
 
     keep      q_idx - kv_idx <= before and kv_idx - q_idx <= after and own_keep[b, h, q_idx, kv_idx]
@@ -71,7 +69,7 @@ from .._runtime.device.gl_fp8 import (
     unpack_words,
 )
 from .._runtime.device.gl_math import clamp_index, load_pairs
-from .._runtime.device.gl_versions import aggregate
+from .._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -362,9 +360,9 @@ def band_mask_hopper_fwd_fp8(
     if PARTS == 3:
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
-                (consume, (consumer, 2) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
+                (consume, concat((consumer, 2), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
@@ -374,8 +372,8 @@ def band_mask_hopper_fwd_fp8(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],

@@ -4,9 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/split.py.jinja
-# hash: 45edabd26b7b1b9a
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: ff4a1e315568df1c
 """Gradients of `band_mask` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep      q_idx - kv_idx <= before and kv_idx - q_idx <= after and own_keep[b, h, q_idx, kv_idx]
@@ -60,7 +58,7 @@ from .._runtime.device.gl_split import (
     store_sums,
     wait_for_scores,
 )
-from .._runtime.device.gl_versions import aggregate
+from .._runtime.device.gl_versions import aggregate, concat
 
 
 @gluon.jit
@@ -372,8 +370,8 @@ def band_mask_hopper_split_keys(
                 score_keys,
                 (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, PTX, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N),
             ),
-            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
-            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
+            (add_rows, concat((rings, summer, 0, SUMS_DK), CONSTANTS)),
+            (add_rows, concat((rings, summer, 1, SUMS_DK), CONSTANTS)),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

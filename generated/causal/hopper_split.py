@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/split.py.jinja
-# hash: 87a3aa3908330f20
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: f4772bbec1b095d0
 """Gradients of `causal` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep   q_idx >= kv_idx
@@ -62,7 +60,7 @@ from .._runtime.device.gl_split import (
     store_sums,
     wait_for_scores,
 )
-from .._runtime.device.gl_versions import aggregate
+from .._runtime.device.gl_versions import aggregate, concat
 
 
 @gluon.jit
@@ -412,8 +410,8 @@ def causal_hopper_split_keys(
                     BLOCK_N,
                 ),
             ),
-            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
-            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
+            (add_rows, concat((rings, summer, 0, SUMS_DK), CONSTANTS)),
+            (add_rows, concat((rings, summer, 1, SUMS_DK), CONSTANTS)),
             (
                 produce,
                 (

@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: 402dc99f2a397acd
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 4f20f308bff4af24
 """Forward of `causal_dropout` on Hopper: `o = dropout(softmax(score)) v`.
 
     keep  q_idx >= kv_idx
@@ -70,7 +68,7 @@ from .._runtime.device.gl_forward import (
     unpack_pairs,
 )
 from .._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
-from .._runtime.device.gl_versions import aggregate
+from .._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -407,9 +405,9 @@ def causal_dropout_hopper_fwd(
     if PARTS == 3:
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
-                (consume, (consumer, 2) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
+                (consume, concat((consumer, 2), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
@@ -419,8 +417,8 @@ def causal_dropout_hopper_fwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],

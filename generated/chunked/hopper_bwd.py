@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: b2fe8dd35c5fd2ec
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: a0ec8d9b5e8a93c6
 """Gradients of `chunked` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep    q_idx >= kv_idx and q_idx // size == kv_idx // size
@@ -86,6 +84,7 @@ from .._runtime.device.gl_backward_steps import (
     send_rows,
 )
 from .._runtime.device.gl_math import floor_div
+from .._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -406,8 +405,8 @@ def chunked_hopper_bwd(
         adder = (work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, BLOCK_M, BLOCK_N)),
             ],
@@ -418,8 +417,8 @@ def chunked_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: 66e3b172fc2eb703
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: fa0b2e4b046df31c
 """Gradients of `forgetting` on Hopper with respect to k, v and g, and with WITH_DQ to q.
 
     keep         q_idx >= kv_idx
@@ -96,6 +94,7 @@ from .._runtime.device.gl_backward_steps import (
     send_rows,
 )
 from .._runtime.device.gl_math import clamp_index
+from .._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -487,8 +486,8 @@ def forgetting_hopper_bwd(
         adder = (q_offset, ddecay_rows_ptr, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
@@ -499,8 +498,8 @@ def forgetting_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

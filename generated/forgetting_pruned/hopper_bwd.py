@@ -3,9 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 8483ffd0183c3ff1
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 5d1480076194704a
 """Gradients of `forgetting_pruned` on Hopper with respect to k, v and g, and with WITH_DQ to q.
 
     keep         q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
@@ -95,6 +93,7 @@ from .._runtime.device.gl_backward_steps import (
     send_rows,
 )
 from .._runtime.device.gl_math import clamp_index
+from .._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -549,8 +548,8 @@ def forgetting_pruned_hopper_bwd(
         )
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, BLOCK_M, BLOCK_N)),
             ],
@@ -561,8 +560,8 @@ def forgetting_pruned_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

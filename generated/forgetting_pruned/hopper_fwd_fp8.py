@@ -3,9 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: ca798c5ec3c86794
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: e05709dc09d8736d
 """Forward of `forgetting_pruned` on Hopper: `o = softmax(score) v`.
 
     keep       q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
@@ -66,7 +64,7 @@ from .._runtime.device.gl_fp8 import (
     unpack_words,
 )
 from .._runtime.device.gl_math import clamp_index
-from .._runtime.device.gl_versions import aggregate
+from .._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -430,9 +428,9 @@ def forgetting_pruned_hopper_fwd_fp8(
     if PARTS == 3:
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
-                (consume, (consumer, 2) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
+                (consume, concat((consumer, 2), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],
@@ -442,8 +440,8 @@ def forgetting_pruned_hopper_fwd_fp8(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],

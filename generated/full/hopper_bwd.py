@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: d073d27b485e903d
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 114aabe69bccc18a
 """Gradients of `full` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     q      [B, Hq, Sq, D]
@@ -77,6 +75,7 @@ from .._runtime.device.gl_backward_steps import (
     end_wide_block,
     send_rows,
 )
+from .._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -307,8 +306,8 @@ def full_hopper_bwd(
         adder = (q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, BLOCK_M, BLOCK_N)),
             ],
@@ -319,8 +318,8 @@ def full_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

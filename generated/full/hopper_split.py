@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/split.py.jinja
-# hash: 1d59a8b512d0ce85
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 3724a91ad5a68b59
 """Gradients of `full` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     q      [B, Hq, Sq, D]
@@ -46,7 +44,7 @@ from .._runtime.device.gl_split import (
     store_sums,
     wait_for_scores,
 )
-from .._runtime.device.gl_versions import aggregate
+from .._runtime.device.gl_versions import aggregate, concat
 
 
 @gluon.jit
@@ -264,8 +262,8 @@ def full_hopper_split_keys(
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
-            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
+            (add_rows, concat((rings, summer, 0, SUMS_DK), CONSTANTS)),
+            (add_rows, concat((rings, summer, 1, SUMS_DK), CONSTANTS)),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: d1abfb2a3c0db340
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 440228d9582d3ce7
 """Gradients of `gemma2_local` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -84,6 +82,7 @@ from .._runtime.device.gl_backward_steps import (
     send_rows,
 )
 from .._runtime.device.gl_math import tanh
+from .._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -423,8 +422,8 @@ def gemma2_local_hopper_bwd(
         adder = (work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
@@ -435,8 +434,8 @@ def gemma2_local_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

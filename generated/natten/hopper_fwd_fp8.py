@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: b6f4f0e1131bcc46
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 2c8b9773213e213f
 """Forward of `natten` on Hopper: `o = softmax(score) v`.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -74,7 +72,7 @@ from .._runtime.device.gl_fp8 import (
     unpack_words,
 )
 from .._runtime.device.gl_math import floor_div, floor_mod
-from .._runtime.device.gl_versions import aggregate
+from .._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -398,9 +396,9 @@ def natten_hopper_fwd_fp8(
     if PARTS == 3:
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
-                (consume, (consumer, 2) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
+                (consume, concat((consumer, 2), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],
@@ -410,8 +408,8 @@ def natten_hopper_fwd_fp8(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],

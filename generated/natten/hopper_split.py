@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/split.py.jinja
-# hash: 033c171571d9b342
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: fc01cec5eea55280
 """Gradients of `natten` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -63,7 +61,7 @@ from .._runtime.device.gl_split import (
     store_sums,
     wait_for_scores,
 )
-from .._runtime.device.gl_versions import aggregate
+from .._runtime.device.gl_versions import aggregate, concat
 
 
 @gluon.jit
@@ -406,8 +404,8 @@ def natten_hopper_split_keys(
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
-            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
+            (add_rows, concat((rings, summer, 0, SUMS_DK), CONSTANTS)),
+            (add_rows, concat((rings, summer, 1, SUMS_DK), CONSTANTS)),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: c542224d5d7a8f9d
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: aef9b9cb31554c10
 """Gradients of `padding` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep    kv_idx < length[b]
@@ -83,6 +81,7 @@ from .._runtime.device.gl_backward_steps import (
     end_wide_block,
     send_rows,
 )
+from .._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -381,8 +380,8 @@ def padding_hopper_bwd(
         adder = (work_ring, length_ptr, stride_length_0, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, BLOCK_M, BLOCK_N)),
             ],
@@ -393,8 +392,8 @@ def padding_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/fwd.py.jinja
-# hash: c0fa44534ef85793
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 274671b31aaa7d8b
 """Forward of `prefix_lm` on Hopper: `o = softmax(score) v`.
 
     keep  q_idx >= kv_idx or kv_idx < length
@@ -67,7 +65,7 @@ from .._runtime.device.gl_forward import (
     unpack_pairs,
 )
 from .._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
-from .._runtime.device.gl_versions import aggregate
+from .._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -354,9 +352,9 @@ def prefix_lm_hopper_fwd(
     if PARTS == 3:
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
-                (consume, (consumer, 2) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
+                (consume, concat((consumer, 2), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
@@ -366,8 +364,8 @@ def prefix_lm_hopper_fwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],

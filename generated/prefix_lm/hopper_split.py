@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/split.py.jinja
-# hash: d4d00ba753489864
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 65fea1bf476aea1c
 """Gradients of `prefix_lm` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep   q_idx >= kv_idx or kv_idx < length
@@ -62,7 +60,7 @@ from .._runtime.device.gl_split import (
     store_sums,
     wait_for_scores,
 )
-from .._runtime.device.gl_versions import aggregate
+from .._runtime.device.gl_versions import aggregate, concat
 
 
 @gluon.jit
@@ -420,8 +418,8 @@ def prefix_lm_hopper_split_keys(
                     BLOCK_N,
                 ),
             ),
-            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
-            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
+            (add_rows, concat((rings, summer, 0, SUMS_DK), CONSTANTS)),
+            (add_rows, concat((rings, summer, 1, SUMS_DK), CONSTANTS)),
             (
                 produce,
                 (

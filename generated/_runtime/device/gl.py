@@ -14,7 +14,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from .block_seqs import FIRST_ENTRY, KV_LEN, KV_START, LSE_START, Q_LEN, Q_START, RECORD, SEQUENCE
-from .gl_versions import aggregate, async_load
+from .gl_pieces import GroupedTile, group_of, piece_groups
+from .gl_versions import VIEWS_GROW, aggregate, async_load, reinterpret
 
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
@@ -274,7 +275,10 @@ def make_ring(desc, STAGES: gl.constexpr, ARRIVALS: gl.constexpr, READERS: gl.co
 
 @aggregate
 class Ring:
-    """A ring buffer of tiles in shared memory. A tile is stored in `pieces` of columns, one after the other."""
+    """A ring buffer of tiles in shared memory. A tile is stored in `pieces` of columns, one after the other.
+
+    If they are in several of `piece_groups`, the first group of all stages comes first in memory.
+    """
 
     tiles: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
@@ -291,7 +295,7 @@ class Ring:
         mbarrier.expect(self.full.index(stage), self.pieces * desc.block_type.nbytes)
         for i in gl.static_range(self.pieces):
             start = rows.coords(row, i * COLS)
-            async_load(desc, start, self.full.index(stage), self.tiles.index(stage * self.pieces + i))
+            async_load(desc, start, self.full.index(stage), self.piece(stage, i))
 
     @gluon.jit
     def fill(self, desc, rows, row, stage, phase):
@@ -307,16 +311,40 @@ class Ring:
         return self.tile(turn % self.stages)
 
     @gluon.jit
+    def piece(self, stage, i: gl.constexpr):
+        """Piece `i` of the tile of a stage."""
+        GROUPS: gl.constexpr = piece_groups(self.pieces)
+        FIRST: gl.constexpr = GROUPS[group_of(GROUPS, i)][0]
+        COUNT: gl.constexpr = GROUPS[group_of(GROUPS, i)][1]
+        return self.tiles.index(stage * COUNT + (FIRST * (self.stages - 1) + i))
+
+    @gluon.jit
     def tile(self, stage):
         """The tile of a stage as a matrix of a power of two of columns. Those behind the last piece are not its own."""
         ROWS: gl.constexpr = self.tiles.shape[-2]
-        first = self.tiles.index(stage * self.pieces)
+        COLS: gl.constexpr = whole_columns(self.pieces * self.tiles.shape[-1])
         if self.pieces == 1:
-            return first.reshape([ROWS, self.tiles.shape[-1]])
-        else:
-            COLS: gl.constexpr = whole_columns(self.pieces * self.tiles.shape[-1])
+            return self.tiles.index(stage).reshape([ROWS, COLS])
+        elif VIEWS_GROW:
             LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLS], self.tiles.dtype)
-            return first._reinterpret(self.tiles.dtype, [ROWS, COLS], LAYOUT)
+            return reinterpret(self.tiles.index(stage * self.pieces), self.tiles.dtype, [ROWS, COLS], LAYOUT)
+        else:
+            GROUPS: gl.constexpr = piece_groups(self.pieces)
+            if len(GROUPS) == 1:
+                return self.group(stage, GROUPS[0])
+            else:
+                first, second = self.group(stage, GROUPS[0]), self.group(stage, GROUPS[1])
+                groups = (first, second) if len(GROUPS) == 2 else (first, second, self.group(stage, GROUPS[2]))
+                return GroupedTile(groups, self.tiles.dtype, (ROWS, COLS), self.pieces, self.tiles.shape[-1])
+
+    @gluon.jit
+    def group(self, stage, GROUP: gl.constexpr):
+        """The pieces of one of `piece_groups` as a matrix."""
+        ROWS: gl.constexpr = self.tiles.shape[-2]
+        COLS: gl.constexpr = GROUP[1] * self.tiles.shape[-1]
+        LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLS], self.tiles.dtype)
+        pieces = self.tiles.slice(GROUP[0] * self.stages, GROUP[1] * self.stages)
+        return reinterpret(pieces, self.tiles.dtype, [self.stages, ROWS, COLS], LAYOUT).index(stage)
 
     @gluon.jit
     def release(self, turn):

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from .gl import SWIZZLE_COLS, Ring, make_barriers
 from .gl_forward import make_rows
 from .gl_latent import KEYS, REST, LatentRing
-from .gl_versions import aggregate
+from .gl_versions import aggregate, reinterpret
 
 # The chunks that are loaded before they are needed: 4 KB each.
 AHEAD = gl.constexpr(4)
@@ -65,9 +65,10 @@ FROM_E5M2 = gl.constexpr(
 @gluon.jit
 def to_halves(words, MANTISSA: gl.constexpr):
     """Words `[KEYS, n]` of four 8-bit floats as float16 `[KEYS, 4 n]`."""
-    HALVES: gl.constexpr = (gl.float16, gl.float16, gl.float16, gl.float16)
     CONVERT: gl.constexpr = FROM_E4M3 if MANTISSA == 3 else FROM_E5M2
-    a, b, c, d = gl.inline_asm_elementwise(CONVERT, "=h,=h,=h,=h,r", [words], HALVES, is_pure=True, pack=1)
+    a, b, c, d = gl.inline_asm_elementwise(
+        CONVERT, "=h,=h,=h,=h,r", [words], (gl.float16, gl.float16, gl.float16, gl.float16), is_pure=True, pack=1
+    )
     return gl.reshape(gl.join(gl.join(a, c), gl.join(b, d)), [words.shape[0], 4 * words.shape[1]])
 
 
@@ -231,7 +232,7 @@ def make_part(COLS: gl.constexpr):
     PIECE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, SWIZZLE_COLS], gl.float16)
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], gl.float16)
     pieces = gl.allocate_shared_memory(gl.float16, [2 * (COLS // SWIZZLE_COLS), KEYS, SWIZZLE_COLS], PIECE)
-    tiles = pieces._reinterpret(gl.float16, [2, KEYS, COLS], TILE)
+    tiles = reinterpret(pieces, gl.float16, [2, KEYS, COLS], TILE)
     return Ring(tiles, make_barriers(2, 1), make_barriers(2, 1), 2, 1), pieces
 
 

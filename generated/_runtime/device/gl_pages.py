@@ -24,7 +24,7 @@ from .gl import (
 )
 from .gl_forward import KeyRing
 from .gl_forward_wide import ADDERS
-from .gl_versions import aggregate, async_load
+from .gl_versions import aggregate, async_load, reinterpret
 
 
 @triton.constexpr_function
@@ -125,7 +125,7 @@ def make_paged_ring(
     COUNT: gl.constexpr = STAGES * (BLOCK_N // desc.block_type.shape[-2]) * (COLS // SWIZZLE_COLS)
     pieces = allocate_tiles(desc, COUNT)
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, COLS], desc.dtype)
-    tiles = pieces._reinterpret(desc.dtype, [STAGES, BLOCK_N, COLS], LAYOUT)
+    tiles = reinterpret(pieces, desc.dtype, [STAGES, BLOCK_N, COLS], LAYOUT)
     ring = Ring(tiles, make_barriers(STAGES, ARRIVALS), make_barriers(STAGES, READERS), STAGES, 1)
     return PagedRing(ring, pieces, page_rows, COLUMN_BLOCKS)
 

@@ -61,7 +61,7 @@ class RowStream:
         mbarrier.wait(ring.empty.index(stage), (lap & 1) ^ 1)
         mbarrier.expect(full, ring.pieces * desc.block_type.nbytes + 2 * lse_desc.block_type.nbytes)
         for i in gl.static_range(ring.pieces):
-            async_load(desc, rows.coords(start, i * CHUNK), full, ring.tiles.index(stage * ring.pieces + i))
+            async_load(desc, rows.coords(start, i * CHUNK), full, ring.piece(stage, i))
         async_load(lse_desc, [first], full, self.lse.index(stage))
         async_load(delta_desc, [first], full, self.delta.index(stage))
 

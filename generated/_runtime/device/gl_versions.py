@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of Gluon that differ between Triton 3.6 and 3.9."""
+"""What differs in Gluon between Triton 3.6 and 3.9."""
 
 from typing import Any, TypeVar, dataclass_transform
 
 from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
@@ -21,6 +22,25 @@ else:
         offsets = _semantic._convert_to_ir_values(coord, require_i64=False)
         kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
         _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, offsets, src.handle)
+
+
+memory = gl.shared_memory_descriptor
+reinterpret = memory.reinterpret if hasattr(memory, "reinterpret") else memory._reinterpret
+"""Shared memory with another dtype, shape and layout. `_reinterpret` is its name before Triton 3.9."""
+
+VIEWS_GROW = gl.constexpr(not hasattr(memory, "reinterpret"))
+"""Whether `reinterpret` may give a view that is larger than the memory it is given. Triton 3.9 refuses that."""
+
+
+@builtin
+def concat(values: Any, constants: Any, _semantic: Any = None) -> Any:
+    """The tuple `values + constants`, of which `constants` is annotated as `gl.constexpr`.
+
+    Since Triton 3.8 `+` turns the constants into plain ints, which the workers of `gl.warp_specialize` do not take.
+    """
+    # Triton before 3.8 has a constant that holds a tuple, later ones a tuple of constants.
+    found = constants.value if isinstance(constants, gl.constexpr) else constants
+    return gl.tuple([*values, *found])
 
 
 T = TypeVar("T")

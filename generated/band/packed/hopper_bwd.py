@@ -3,9 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/bwd.py.jinja
-# hash: 48b01c8e38e6c2de
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: aa57673b4283fa69
 """Gradients of `band`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -89,6 +87,7 @@ from ..._runtime.device.gl_backward_steps import (
     end_wide_block,
     send_packed_rows,
 )
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -418,8 +417,8 @@ def band_packed_hopper_bwd(
         adder = (work_ring, block_seqs_ptr, q_offset, before, after, q_total, num_heads, group_size, num_seqs)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
@@ -430,8 +429,8 @@ def band_packed_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

@@ -3,9 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: paged/hopper_latent.py.jinja
-# hash: df53c5dff2d8f758
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: cc18ae7d95f9e0eb
 """Forward of `band` on Hopper, paged caches, latent attention: values are the first columns of keys.
 
     keep          q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -61,6 +59,7 @@ from ..._runtime.device.gl_latent import (
 )
 from ..._runtime.device.gl_latent_bytes import ByteRows, as_words, head_scale, make_byte_ring, value_unit
 from ..._runtime.device.gl_pages import PageRows, describe_pages
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -375,8 +374,8 @@ def band_paged_hopper_latent(
         )
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (
                     convert_keys,
                     (
@@ -400,8 +399,8 @@ def band_paged_hopper_latent(
         keys = (k_desc, paged_ring, pages, table_stride, num_kv_heads, numbers)
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_keys, (keys, Q_AT_END, Q_OFFSET_PER_BATCH, FLAT_TABLE, PAGE_SIZE, GROUP, HEAD_DIM_V)),
             ],
             worker_num_warps=[4, 1],

@@ -3,9 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/bwd.py.jinja
-# hash: 64a24a86483358e0
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 51955601f136f491
 """Gradients of `band`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -91,6 +89,7 @@ from ..._runtime.device.gl_backward_steps import (
     send_rows,
 )
 from ..._runtime.device.gl_math import clamp_index
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -530,8 +529,8 @@ def band_segmented_hopper_bwd(
         adder = (work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, BLOCK_M, BLOCK_N)),
             ],
@@ -542,8 +541,8 @@ def band_segmented_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

@@ -4,9 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 1f6518a43c49e49f
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 8a71c1ac9fc4e06a
 """Gradients of `band_bias`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -91,6 +89,7 @@ from ..._runtime.device.gl_backward_steps import (
     send_packed_rows,
 )
 from ..._runtime.device.gl_math import clamp_index, load_pairs
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -458,8 +457,8 @@ def band_bias_packed_hopper_bwd(
         adder = (work_ring, block_seqs_ptr, q_offset, before, after, q_total, num_heads, group_size, num_seqs)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
@@ -470,8 +469,8 @@ def band_bias_packed_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

@@ -4,9 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 2e900b9567f0e3a8
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: d93853211c6256fa
 """Forward of `band_bias`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -76,7 +74,7 @@ from ..._runtime.device.gl_forward import (
 )
 from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
 from ..._runtime.device.gl_math import clamp_index, load_pairs
-from ..._runtime.device.gl_versions import aggregate
+from ..._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -408,8 +406,8 @@ def band_bias_packed_hopper_fwd(
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     gl.warp_specialize(
         [
-            (consume, (consumer, 0) + CONSTANTS),
-            (consume, (consumer, 1) + CONSTANTS),
+            (consume, concat((consumer, 0), CONSTANTS)),
+            (consume, concat((consumer, 1), CONSTANTS)),
             (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],

@@ -3,9 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: 786ae4a9c9c8ce6f
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 5deb03d0b4b81e6c
 """Forward of `band_sink`, paged caches on Hopper: `o = softmax(score) v`.
 
     keep         q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -79,7 +77,7 @@ from ..._runtime.device.gl_forward import (
 )
 from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, no_half_sums
 from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring, make_wide_paged_ring
-from ..._runtime.device.gl_versions import aggregate
+from ..._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -439,8 +437,8 @@ def band_sink_paged_hopper_fwd(
     # A producer that looks up pages needs more registers than one that copies whole blocks.
     gl.warp_specialize(
         [
-            (consume, (consumer, 0) + CONSTANTS),
-            (consume, (consumer, 1) + CONSTANTS),
+            (consume, concat((consumer, 0), CONSTANTS)),
+            (consume, concat((consumer, 1), CONSTANTS)),
             (produce_rows, (rows, Q_AT_END, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             (produce_keys, (keys, Q_AT_END, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N, FLAT_TABLE, PAGE_SIZE)),
         ],

@@ -3,9 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/fwd.py.jinja
-# hash: c4d878a035080813
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 712e1d4cb97b6241
 """Forward of `band_softcap`, paged caches on Hopper: `o = softmax(score) v`.
 
     keep         q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -79,7 +77,7 @@ from ..._runtime.device.gl_forward import (
 from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, no_half_sums
 from ..._runtime.device.gl_math import tanh
 from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring, make_wide_paged_ring
-from ..._runtime.device.gl_versions import aggregate
+from ..._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -462,8 +460,8 @@ def band_softcap_paged_hopper_fwd(
     # A producer that looks up pages needs more registers than one that copies whole blocks.
     gl.warp_specialize(
         [
-            (consume, (consumer, 0) + CONSTANTS),
-            (consume, (consumer, 1) + CONSTANTS),
+            (consume, concat((consumer, 0), CONSTANTS)),
+            (consume, concat((consumer, 1), CONSTANTS)),
             (produce_rows, (rows, Q_AT_END, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             (produce_keys, (keys, Q_AT_END, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N, FLAT_TABLE, PAGE_SIZE)),
         ],

@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: paged/hopper_latent.py.jinja
-# hash: f6a3fc3403c7160e
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: daf5f87ba800df90
 """Forward of `causal` on Hopper, paged caches, latent attention: values are the first columns of keys.
 
     keep          q_idx >= kv_idx
@@ -60,6 +58,7 @@ from ..._runtime.device.gl_latent import (
 )
 from ..._runtime.device.gl_latent_bytes import ByteRows, as_words, head_scale, make_byte_ring, value_unit
 from ..._runtime.device.gl_pages import PageRows, describe_pages
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -356,8 +355,8 @@ def causal_paged_hopper_latent(
         )
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (
                     convert_keys,
                     (
@@ -381,8 +380,8 @@ def causal_paged_hopper_latent(
         keys = (k_desc, paged_ring, pages, table_stride, num_kv_heads, numbers)
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_keys, (keys, Q_AT_END, Q_OFFSET_PER_BATCH, FLAT_TABLE, PAGE_SIZE, GROUP, HEAD_DIM_V)),
             ],
             worker_num_warps=[4, 1],

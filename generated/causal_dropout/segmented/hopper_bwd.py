@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: abba1feeab517034
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 32acddbb6b7563d2
 """Gradients of `causal_dropout`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -92,6 +90,7 @@ from ..._runtime.device.gl_backward_steps import (
 )
 from ..._runtime.device.gl_dropout import dropped_signs, kept_gradients, kept_weights
 from ..._runtime.device.gl_math import clamp_index
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -598,8 +597,8 @@ def causal_dropout_segmented_hopper_bwd(
         adder = (work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, BLOCK_M, BLOCK_N)),
             ],
@@ -610,8 +609,8 @@ def causal_dropout_segmented_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

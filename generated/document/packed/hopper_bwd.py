@@ -3,9 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: a8d3d331d8c34965
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 34612567a3d4d859
 """Gradients of `document`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -92,6 +90,7 @@ from ..._runtime.device.gl_backward_steps import (
     send_packed_rows,
 )
 from ..._runtime.device.gl_math import clamp_index
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -403,8 +402,8 @@ def document_packed_hopper_bwd(
         adder = (work_ring, block_seqs_ptr, ranges_ptr, q_total, num_heads, group_size, num_seqs)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, BLOCK_M, BLOCK_N)),
             ],
@@ -415,8 +414,8 @@ def document_packed_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

@@ -3,9 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: a96d03845f0cb710
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 57652a1d0396ede7
 """Gradients of `forgetting_pruned`, packed sequences on Hopper with respect to k, v and g, and with WITH_DQ to q.
 
     keep         q_idx >= kv_idx and kv_idx >= first_key[h, q_idx]
@@ -99,6 +97,7 @@ from ..._runtime.device.gl_backward_steps import (
     send_packed_rows,
 )
 from ..._runtime.device.gl_math import clamp_index
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -501,8 +500,8 @@ def forgetting_pruned_packed_hopper_bwd(
         )
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, BLOCK_M, BLOCK_N)),
             ],
@@ -513,8 +512,8 @@ def forgetting_pruned_packed_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 7187904bb5145385
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 2d6f8cab56f4b512
 """Gradients of `full`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     q           [total_q, Hq, D]
@@ -85,6 +83,7 @@ from ..._runtime.device.gl_backward_steps import (
     end_wide_block,
     send_packed_rows,
 )
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -317,8 +316,8 @@ def full_packed_hopper_bwd(
         adder = (work_ring, block_seqs_ptr, q_total, num_heads, group_size, num_seqs)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, BLOCK_M, BLOCK_N)),
             ],
@@ -329,8 +328,8 @@ def full_packed_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 14b224fafd0adda6
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: b7ee2528995ad561
 """Forward of `full`, paged caches on Hopper: `o = softmax(score) v`.
 
     q            [B, Hq, Sq, D], or [total_q, Hq, D] of packed sequences
@@ -74,7 +72,7 @@ from ..._runtime.device.gl_forward import (
 )
 from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, no_half_sums
 from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring, make_wide_paged_ring
-from ..._runtime.device.gl_versions import aggregate
+from ..._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -358,8 +356,8 @@ def full_paged_hopper_fwd(
     # A producer that looks up pages needs more registers than one that copies whole blocks.
     gl.warp_specialize(
         [
-            (consume, (consumer, 0) + CONSTANTS),
-            (consume, (consumer, 1) + CONSTANTS),
+            (consume, concat((consumer, 0), CONSTANTS)),
+            (consume, concat((consumer, 1), CONSTANTS)),
             (produce_rows, (rows, BLOCK_M, BLOCK_N)),
             (produce_keys, (keys, BLOCK_M, BLOCK_N, FLAT_TABLE, PAGE_SIZE)),
         ],

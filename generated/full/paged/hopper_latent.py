@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: paged/hopper_latent.py.jinja
-# hash: 7301e51a0f1d2a93
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 6b2b3ea76fd582dc
 """Forward of `full` on Hopper, paged caches, latent attention: values are the first columns of keys.
 
     q             [B, Hq, Sq, D], or [total_q, Hq, D] of packed sequences
@@ -59,6 +57,7 @@ from ..._runtime.device.gl_latent import (
 )
 from ..._runtime.device.gl_latent_bytes import ByteRows, as_words, head_scale, make_byte_ring, value_unit
 from ..._runtime.device.gl_pages import PageRows, describe_pages
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -312,8 +311,8 @@ def full_paged_hopper_latent(
         producer = (k_ptr, paged_ring, scales, pages, (stride_kh, stride_ks, k_page_rows), table_stride, num_kv_heads)
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (convert_keys, (producer, K_SCALE, V_SCALE, FLAT_TABLE, PAGE_SIZE, HEAD_DIM, HEAD_DIM_V)),
             ],
             worker_num_warps=[4, 4],
@@ -323,8 +322,8 @@ def full_paged_hopper_latent(
         keys = (k_desc, paged_ring, pages, table_stride, num_kv_heads)
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_keys, (keys, FLAT_TABLE, PAGE_SIZE, HEAD_DIM_V)),
             ],
             worker_num_warps=[4, 1],

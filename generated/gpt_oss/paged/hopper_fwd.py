@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/fwd.py.jinja
-# hash: 3fd8fc878ef6e2e4
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 40a644f78bdb749b
 """Forward of `gpt_oss`, paged caches on Hopper: `o = softmax(score) v`.
 
     keep         q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -78,7 +76,7 @@ from ..._runtime.device.gl_forward import (
 )
 from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, no_half_sums
 from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring, make_wide_paged_ring
-from ..._runtime.device.gl_versions import aggregate
+from ..._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -422,8 +420,8 @@ def gpt_oss_paged_hopper_fwd(
     # A producer that looks up pages needs more registers than one that copies whole blocks.
     gl.warp_specialize(
         [
-            (consume, (consumer, 0) + CONSTANTS),
-            (consume, (consumer, 1) + CONSTANTS),
+            (consume, concat((consumer, 0), CONSTANTS)),
+            (consume, concat((consumer, 1), CONSTANTS)),
             (produce_rows, (rows, Q_AT_END, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             (produce_keys, (keys, Q_AT_END, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N, FLAT_TABLE, PAGE_SIZE)),
         ],

@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: aebc72d310286913
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: a0ac9304bc5776eb
 """Forward of `padding`, paged caches on Hopper: `o = softmax(score) v`.
 
     keep         kv_idx < length[b]
@@ -78,7 +76,7 @@ from ..._runtime.device.gl_forward import (
 )
 from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, no_half_sums
 from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring, make_wide_paged_ring
-from ..._runtime.device.gl_versions import aggregate
+from ..._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -397,8 +395,8 @@ def padding_paged_hopper_fwd(
     # A producer that looks up pages needs more registers than one that copies whole blocks.
     gl.warp_specialize(
         [
-            (consume, (consumer, 0) + CONSTANTS),
-            (consume, (consumer, 1) + CONSTANTS),
+            (consume, concat((consumer, 0), CONSTANTS)),
+            (consume, concat((consumer, 1), CONSTANTS)),
             (produce_rows, (rows, BLOCK_M, BLOCK_N)),
             (produce_keys, (keys, BLOCK_M, BLOCK_N, FLAT_TABLE, PAGE_SIZE)),
         ],

@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/bwd.py.jinja
-# hash: 2d15a36f6350c7b1
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 61c72145ce9f64f1
 """Gradients of `prefix_lm`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx >= kv_idx or kv_idx < length
@@ -88,6 +86,7 @@ from ..._runtime.device.gl_backward_steps import (
     end_wide_block,
     send_packed_rows,
 )
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -416,8 +415,8 @@ def prefix_lm_packed_hopper_bwd(
         adder = (work_ring, block_seqs_ptr, q_offset, length, q_total, num_heads, group_size, num_seqs)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
@@ -428,8 +427,8 @@ def prefix_lm_packed_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: paged/hopper_latent.py.jinja
-# hash: 2301114a83c0d11f
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 353a4de0cf811641
 """Forward of `prefix_lm` on Hopper, paged caches, latent attention: values are the first columns of keys.
 
     keep          q_idx >= kv_idx or kv_idx < length
@@ -60,6 +58,7 @@ from ..._runtime.device.gl_latent import (
 )
 from ..._runtime.device.gl_latent_bytes import ByteRows, as_words, head_scale, make_byte_ring, value_unit
 from ..._runtime.device.gl_pages import PageRows, describe_pages
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -359,8 +358,8 @@ def prefix_lm_paged_hopper_latent(
         )
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (
                     convert_keys,
                     (
@@ -384,8 +383,8 @@ def prefix_lm_paged_hopper_latent(
         keys = (k_desc, paged_ring, pages, table_stride, num_kv_heads, numbers)
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_keys, (keys, Q_AT_END, Q_OFFSET_PER_BATCH, FLAT_TABLE, PAGE_SIZE, GROUP, HEAD_DIM_V)),
             ],
             worker_num_warps=[4, 1],

@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/split.py.jinja
-# hash: 763e225a628420a0
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 0a610a7646c59fd7
 """Gradients of `prefix_lm`, with segment ids on Hopper for more than 256 columns of q or v: a launch for each of dq,
 dk and dv.
 
@@ -58,7 +56,7 @@ from ..._runtime.device.gl_split import (
     store_sums,
     wait_for_scores,
 )
-from ..._runtime.device.gl_versions import aggregate
+from ..._runtime.device.gl_versions import aggregate, concat
 
 
 @gluon.jit
@@ -478,8 +476,8 @@ def prefix_lm_segmented_hopper_split_keys(
                 score_keys,
                 (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, POSITIONS, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N),
             ),
-            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
-            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
+            (add_rows, concat((rings, summer, 0, SUMS_DK), CONSTANTS)),
+            (add_rows, concat((rings, summer, 1, SUMS_DK), CONSTANTS)),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

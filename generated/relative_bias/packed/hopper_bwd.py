@@ -3,9 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 425f136a9db2f598
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 2250c4d492922088
 """Gradients of `relative_bias`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx >= kv_idx
@@ -90,6 +88,7 @@ from ..._runtime.device.gl_backward_steps import (
     send_packed_rows,
 )
 from ..._runtime.device.gl_math import clamp_index, load_pairs
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -440,8 +439,8 @@ def relative_bias_packed_hopper_bwd(
         adder = (work_ring, block_seqs_ptr, q_offset, q_total, num_heads, group_size, num_seqs)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
@@ -452,8 +451,8 @@ def relative_bias_packed_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

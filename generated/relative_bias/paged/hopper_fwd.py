@@ -3,9 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: f94e1a8f121592f7
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: f8344ebc79b362dd
 """Forward of `relative_bias`, paged caches on Hopper: `o = softmax(score) v`.
 
     keep         q_idx >= kv_idx
@@ -80,7 +78,7 @@ from ..._runtime.device.gl_forward import (
 from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, no_half_sums
 from ..._runtime.device.gl_math import clamp_index, load_pairs
 from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring, make_wide_paged_ring
-from ..._runtime.device.gl_versions import aggregate
+from ..._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -436,8 +434,8 @@ def relative_bias_paged_hopper_fwd(
     # A producer that looks up pages needs more registers than one that copies whole blocks.
     gl.warp_specialize(
         [
-            (consume, (consumer, 0) + CONSTANTS),
-            (consume, (consumer, 1) + CONSTANTS),
+            (consume, concat((consumer, 0), CONSTANTS)),
+            (consume, concat((consumer, 1), CONSTANTS)),
             (produce_rows, (rows, Q_AT_END, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             (produce_keys, (keys, Q_AT_END, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N, FLAT_TABLE, PAGE_SIZE)),
         ],

@@ -3,9 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: aa39b2f9ce79a7d9
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 60de430352135f7e
 """Forward of `relative_bias`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -71,7 +69,7 @@ from ..._runtime.device.gl_fp8 import (
     unpack_words,
 )
 from ..._runtime.device.gl_math import clamp_index, load_pairs
-from ..._runtime.device.gl_versions import aggregate
+from ..._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -532,9 +530,9 @@ def relative_bias_segmented_hopper_fwd_fp8(
     if PARTS == 3:
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
-                (consume, (consumer, 2) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
+                (consume, concat((consumer, 2), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],
@@ -544,8 +542,8 @@ def relative_bias_segmented_hopper_fwd_fp8(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (produce_keys, (keys, BLOCK_M, BLOCK_N)),
             ],

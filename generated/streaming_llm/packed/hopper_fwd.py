@@ -3,9 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/fwd.py.jinja
-# hash: 40626e636f75969d
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: d67d1bd759c266fa
 """Forward of `streaming_llm`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -73,7 +71,7 @@ from ..._runtime.device.gl_forward import (
     unpack_pairs,
 )
 from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
-from ..._runtime.device.gl_versions import aggregate
+from ..._runtime.device.gl_versions import aggregate, concat
 
 
 @aggregate
@@ -412,8 +410,8 @@ def streaming_llm_packed_hopper_fwd(
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     gl.warp_specialize(
         [
-            (consume, (consumer, 0) + CONSTANTS),
-            (consume, (consumer, 1) + CONSTANTS),
+            (consume, concat((consumer, 0), CONSTANTS)),
+            (consume, concat((consumer, 1), CONSTANTS)),
             (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],

@@ -3,9 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/split.py.jinja
-# hash: fc73319fd8b691ac
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: faf42d32481aab85
 """Gradients of `streaming_llm`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of
 dq, dk and dv.
 
@@ -66,7 +64,7 @@ from ..._runtime.device.gl_split import (
     store_sums,
     wait_for_scores,
 )
-from ..._runtime.device.gl_versions import aggregate
+from ..._runtime.device.gl_versions import aggregate, concat
 
 
 @gluon.jit
@@ -396,8 +394,8 @@ def streaming_llm_packed_hopper_split_keys(
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
-            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
+            (add_rows, concat((rings, summer, 0, SUMS_DK), CONSTANTS)),
+            (add_rows, concat((rings, summer, 1, SUMS_DK), CONSTANTS)),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

@@ -3,9 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd.py.jinja
-# hash: 0c520f4f3fddd335
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 01cf615e1c73b3da
 """Gradients of `streaming_llm`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep            q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
@@ -91,6 +89,7 @@ from ..._runtime.device.gl_backward_steps import (
     send_rows,
 )
 from ..._runtime.device.gl_math import clamp_index
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -556,8 +555,8 @@ def streaming_llm_segmented_hopper_bwd(
         adder = (work_ring, spans_ptr, block_list_ptr, stride_spans_b, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(
             [
-                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
-                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, exchange, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, exchange, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, BLOCK_M, BLOCK_N)),
             ],
@@ -568,8 +567,8 @@ def streaming_llm_segmented_hopper_bwd(
     else:
         gl.warp_specialize(
             [
-                (consume, (inputs, None, consumer, 0) + CONSTANTS),
-                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (consume, concat((inputs, None, consumer, 0), CONSTANTS)),
+                (consume, concat((inputs, None, consumer, 1), CONSTANTS)),
                 (produce, (rings, producer, 2, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],

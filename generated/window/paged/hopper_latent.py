@@ -2,9 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: paged/hopper_latent.py.jinja
-# hash: 1c35134922c0fcd6
-# Gluon has no starred tuples.
-# ruff: noqa: RUF005
+# hash: 41ffdbfc83c5f96c
 """Forward of `window` on Hopper, paged caches, latent attention: values are the first columns of keys.
 
     keep          q_idx >= kv_idx and q_idx - kv_idx < size
@@ -60,6 +58,7 @@ from ..._runtime.device.gl_latent import (
 )
 from ..._runtime.device.gl_latent_bytes import ByteRows, as_words, head_scale, make_byte_ring, value_unit
 from ..._runtime.device.gl_pages import PageRows, describe_pages
+from ..._runtime.device.gl_versions import concat
 
 
 @gluon.jit
@@ -370,8 +369,8 @@ def window_paged_hopper_latent(
         )
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (
                     convert_keys,
                     (
@@ -395,8 +394,8 @@ def window_paged_hopper_latent(
         keys = (k_desc, paged_ring, pages, table_stride, num_kv_heads, numbers)
         gl.warp_specialize(
             [
-                (consume, (consumer, 0) + CONSTANTS),
-                (consume, (consumer, 1) + CONSTANTS),
+                (consume, concat((consumer, 0), CONSTANTS)),
+                (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_keys, (keys, Q_AT_END, Q_OFFSET_PER_BATCH, FLAT_TABLE, PAGE_SIZE, GROUP, HEAD_DIM_V)),
             ],
             worker_num_warps=[4, 1],
