@@ -321,6 +321,7 @@ def test_a_run_ends_with_its_tables(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a test")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: None)  # a build for CUDA would ask for the GPU's
     monkeypatch.setattr(speed, "measure", fake)
     path = tmp_path / "r.json"
     rows = tmp_path / "new" / "folder" / "r.csv"
