@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/jax_reference.py.jinja
-# hash: 8b423f542ffc9a3f
+# hash: 86a7a444698a0c53
 """`alibi` as plain mathematics in jax.numpy.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -68,15 +68,15 @@ def reference(
 
     score = jnp.where(keep, score, -jnp.inf)
     keyless = (score == -jnp.inf).all(-1)
-    # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
-    # are far from 0, lse is rounded so far that these do not sum to 1.
-    top = jax.nn.logsumexp(score, -1)
+    # `finite` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if
+    # scores are far from 0, lse is rounded so far that these do not sum to 1.
+    finite = jax.nn.logsumexp(score, -1)
     # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
-    top = jax.lax.stop_gradient(jnp.where(keyless, 0.0, top))
-    weights = jnp.exp(score - top[..., None])
+    finite = jax.lax.stop_gradient(jnp.where(keyless, 0.0, finite))
+    weights = jnp.exp(score - finite[..., None])
     total = weights.sum(-1)
     total = jnp.where(keyless, 1.0, total)
-    lse = jnp.where(keyless, -jnp.inf, top + jnp.log(total))
+    lse = jnp.where(keyless, -jnp.inf, finite + jnp.log(total))
     probs = weights / total[..., None]
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
@@ -128,15 +128,15 @@ def packed_reference(
 
     score = jnp.where(keep, score, -jnp.inf)
     keyless = (score == -jnp.inf).all(-1)
-    # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
-    # are far from 0, lse is rounded so far that these do not sum to 1.
-    top = jax.nn.logsumexp(score, -1)
+    # `finite` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if
+    # scores are far from 0, lse is rounded so far that these do not sum to 1.
+    finite = jax.nn.logsumexp(score, -1)
     # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
-    top = jax.lax.stop_gradient(jnp.where(keyless, 0.0, top))
-    weights = jnp.exp(score - top[..., None])
+    finite = jax.lax.stop_gradient(jnp.where(keyless, 0.0, finite))
+    weights = jnp.exp(score - finite[..., None])
     total = weights.sum(-1)
     total = jnp.where(keyless, 1.0, total)
-    lse = jnp.where(keyless, -jnp.inf, top + jnp.log(total))
+    lse = jnp.where(keyless, -jnp.inf, finite + jnp.log(total))
     probs = weights / total[..., None]
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
     return (o, lse) if return_lse else o

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/torch_reference.py.jinja
-# hash: 5d96ce602206daad
+# hash: 1dee64b7a4cbda2a
 """`alibi` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -70,15 +70,15 @@ def reference(
         score = score + torch.where(keep, slope[h], 0.0) * (kv_idx.to(score.dtype) - q_idx.to(score.dtype))
         score = torch.where(keep, score, float("-inf"))
         keyless = (score == float("-inf")).all(-1)
-        # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
-        # are far from 0, lse is rounded so far that these do not sum to 1.
-        top = torch.logsumexp(score.detach(), -1)
+        # `finite` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if
+        # scores are far from 0, lse is rounded so far that these do not sum to 1.
+        finite = torch.logsumexp(score.detach(), -1)
         # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
-        top = torch.where(keyless, 0.0, top)
-        weights = torch.exp(score - top[..., None])
+        finite = torch.where(keyless, 0.0, finite)
+        weights = torch.exp(score - finite[..., None])
         total = weights.sum(-1)
         total = torch.where(keyless, 1.0, total)
-        lse = torch.where(keyless, float("-inf"), top + torch.log(total))
+        lse = torch.where(keyless, float("-inf"), finite + torch.log(total))
         probs = weights / total[..., None]
         o = torch.einsum("bhqk,bhkd->bhqd", probs, values).to(q.dtype)
     if layout == "bshd":

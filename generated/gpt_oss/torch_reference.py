@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/torch_reference.py.jinja
-# hash: e48d3f8846eb038a
+# hash: 83db98cfe469d605
 """`gpt_oss` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -66,18 +66,18 @@ def reference(
             keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
         score = torch.where(keep, score, float("-inf"))
         keyless = (score == float("-inf")).all(-1)
-        # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
-        # are far from 0, lse is rounded so far that these do not sum to 1.
-        top = torch.logsumexp(score.detach(), -1)
-        sink_rows = sink[:, None].expand_as(top)
+        # `finite` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if
+        # scores are far from 0, lse is rounded so far that these do not sum to 1.
+        finite = torch.logsumexp(score.detach(), -1)
+        sink_rows = sink[:, None].expand_as(finite)
         keyless = keyless & (sink_rows == float("-inf"))
-        top = torch.logaddexp(top, sink_rows.detach())
+        finite = torch.logaddexp(finite, sink_rows.detach())
         # A row without any key, whose sink is -inf, has lse = -inf, and probabilities and gradients of 0, not NaN.
-        top = torch.where(keyless, 0.0, top)
-        weights = torch.exp(score - top[..., None])
-        total = weights.sum(-1) + torch.exp(sink_rows - top)
+        finite = torch.where(keyless, 0.0, finite)
+        weights = torch.exp(score - finite[..., None])
+        total = weights.sum(-1) + torch.exp(sink_rows - finite)
         total = torch.where(keyless, 1.0, total)
-        lse = torch.where(keyless, float("-inf"), top + torch.log(total))
+        lse = torch.where(keyless, float("-inf"), finite + torch.log(total))
         probs = weights / total[..., None]
         o = torch.einsum("bhqk,bhkd->bhqd", probs, values).to(q.dtype)
     if layout == "bshd":

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/torch_reference.py.jinja
-# hash: 2f1a2ec087407ced
+# hash: ea20deefa51c6d7b
 """`padding` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -62,15 +62,15 @@ def reference(
             keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
         score = torch.where(keep, score, float("-inf"))
         keyless = (score == float("-inf")).all(-1)
-        # `top` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if scores
-        # are far from 0, lse is rounded so far that these do not sum to 1.
-        top = torch.logsumexp(score.detach(), -1)
+        # `finite` keeps the exponentials in range and has no gradient. Probabilities are not exp(score - lse): if
+        # scores are far from 0, lse is rounded so far that these do not sum to 1.
+        finite = torch.logsumexp(score.detach(), -1)
         # A row without any key has lse = -inf, and probabilities and gradients of 0, not NaN.
-        top = torch.where(keyless, 0.0, top)
-        weights = torch.exp(score - top[..., None])
+        finite = torch.where(keyless, 0.0, finite)
+        weights = torch.exp(score - finite[..., None])
         total = weights.sum(-1)
         total = torch.where(keyless, 1.0, total)
-        lse = torch.where(keyless, float("-inf"), top + torch.log(total))
+        lse = torch.where(keyless, float("-inf"), finite + torch.log(total))
         probs = weights / total[..., None]
         o = torch.einsum("bhqk,bhkd->bhqd", probs, values).to(q.dtype)
     if layout == "bshd":
