@@ -127,11 +127,6 @@ def _saturated(parts: Sequence[tuple[Expr, int]]) -> Expr:
     return expr.add(expr.shift_left(high, const(low_bits)), low)
 
 
-def summands(e: Expr) -> Iterable[Expr]:
-    """The operands of a sum, with nested ones; any other expression is its own only operand."""
-    return (part for part, _ in _signed(e, 1))
-
-
 def _signed(e: Expr, sign: int) -> Iterator[tuple[Expr, int]]:
     """The operands of a sum, each with the sign that it is added with."""
     if not (isinstance(e, Op) and e.op in ("add", "sub", "neg")):

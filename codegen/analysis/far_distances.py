@@ -170,8 +170,6 @@ def _range(e: Expr, lags: Range) -> Range | None:
 def _image(op: str, parts: list[Range]) -> Range | None:
     if op in _INCREASING:
         return (_INCREASING[op](parts[0][0]), _INCREASING[op](parts[0][1]))
-    if op == "pow" and parts[0][0] >= 0 and parts[1][0] > 0:
-        return (parts[0][0] ** parts[1][0], parts[0][1] ** parts[1][0])
     if op == "neg":
         return (-parts[0][1], -parts[0][0])
     if op == "abs":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from codegen.analysis.affine import forms, summands, terms, weakest
+from codegen.analysis.affine import forms, terms, weakest
 from codegen.analysis.intervals import Decision, decide
 from codegen.analysis.ranges import EVERYTHING, NOTHING, Range, Union, hull_of, union_of
 from codegen.ir import expr
@@ -160,7 +160,7 @@ def _separated(atom: Expr, operations: Sequence[str]) -> tuple[list[Expr], list[
     """The query's and the key's summands of a comparison of monotone values; None for any other atom."""
     if not (isinstance(atom, Op) and atom.op in operations):
         return None
-    parts = [part for side in atom.args for part in summands(side)]
+    parts = [part for side in atom.args for part in expr.summands(side)]
     if not all(expr.level(x) is Level.UNIFORM or _monotone(x) for x in parts):
         return None
     queries, keys = ([x for x in parts if expr.level(x) is level] for level in (Level.QUERY, Level.KEY))

@@ -76,6 +76,13 @@ def where(condition: Expr, a: Expr, b: Expr) -> Expr:
 # ----------------------------------------------------------------------------------------------- sums and products
 
 
+def summands(e: Expr) -> list[Expr]:
+    """The operands of a sum, with nested ones; any other expression is its own only operand."""
+    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
+        return [part for a in e.args for part in summands(a)]
+    return [e]
+
+
 def _folded(op: str, a: Const, b: Const) -> Const:
     table: dict[str, Callable[[float, float], float]] = {
         "add": lambda x, y: x + y,

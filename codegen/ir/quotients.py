@@ -3,7 +3,17 @@
 
 from __future__ import annotations
 
-from codegen.ir.arithmetic import OF_FLOATS_TOO, floordiv, is_exact, large_operands, mul, neg, to_float, where
+from codegen.ir.arithmetic import (
+    OF_FLOATS_TOO,
+    floordiv,
+    is_exact,
+    large_operands,
+    mul,
+    neg,
+    summands,
+    to_float,
+    where,
+)
 from codegen.ir.nodes import Const, Expr, Op, const
 from codegen.ir.types import Type
 
@@ -44,18 +54,12 @@ def whole_quotient(e: Expr) -> tuple[Expr, Const] | None:
 def without_quotients(a: Expr, b: Expr) -> tuple[Expr, Expr]:
     """Two floats that compare as `a` and `b` do, both times the literals by which they divide integers: see
     `whole_quotient`."""
-    for part in (*_summands(a), *_summands(b)):
+    for part in (*summands(a), *summands(b)):
         quotient = whole_quotient(part)
         if quotient is not None:
             n = int(quotient[1].value)
             return without_quotients(_multiple(a, n), _multiple(b, n))
     return a, b
-
-
-def _summands(e: Expr) -> list[Expr]:
-    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
-        return [part for a in e.args for part in _summands(a)]
-    return [e]
 
 
 def _multiple(e: Expr, n: int) -> Expr:
