@@ -21,6 +21,7 @@ from . import values
 from .device import Program, Timing
 from .errors import EmulationError, check
 from .partitions import EMULATED
+from .tiles import Tile
 from .values import Memory, Pointer, Value, scalar
 
 LAUNCH_OPTIONS = ("num_warps",)
@@ -30,7 +31,8 @@ VERSIONS = "gl_versions"
 """The module of the device library that hides differences between versions of Triton; the emulation replaces it."""
 
 VIEWS_GROW = True
-"""The `VIEWS_GROW` of this module: True as for Triton before 3.9. A test may set False, as for later ones."""
+"""The `VIEWS_GROW` of this module: True as for Triton before 3.8. A test may set False, as for later ones, unless its
+kernel reads pages: such a kernel stores to the tiles that it gets from `reinterpret`."""
 
 
 def device_sources(kernel_file: Path) -> dict[str, str]:
@@ -153,7 +155,7 @@ class Kernel:
                 concat=operator.add,
                 async_load=method("async_load"),
                 async_add=method("async_add"),
-                reinterpret=lambda tiles, *form: tiles.reinterpret(*form),
+                reinterpret=Tile.reinterpret if VIEWS_GROW else Tile.view,
                 VIEWS_GROW=VIEWS_GROW,
             ),
         }

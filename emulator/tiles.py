@@ -100,7 +100,13 @@ class Tile:
         self._slots = [slots[i * count // len(self._slots)] for i in range(len(self._slots))]
         return Tile(self.program, tiles, layout, slots)
 
-    def _join(self, dtype: Any, shape: list[int], layout: Any) -> Tile:
+    def view(self, dtype: Any, shape: list[int], layout: Any) -> JoinedTiles:
+        """Pieces as `[tiles, rows, columns]`, each of several pieces of that many rows, which keep their slots."""
+        check(math.prod(shape) == self.data.numel(), f"{self.shape} as {shape}")
+        places = range(0, len(self._slots), len(self._slots) // shape[0])
+        return JoinedTiles([self.index(place)._join(dtype, shape[1:], layout) for place in places])
+
+    def _join(self, dtype: Any, shape: list[int], layout: Any) -> JoinedTile:
         rows, columns = self.shape[-2:]
         check(dtype == self.dtype and rows == shape[0], f"{self.shape} as {shape} of {dtype}")
         # A tile consists of blocks of a swizzle's columns, one after the other; so does a piece.
@@ -117,11 +123,8 @@ class Tile:
     def permute(self, order: Sequence[int]) -> Tile:
         return Tile(self.program, self.data.permute(*order), self.layout, self._slots)
 
-    def slice(self, start: int, length: int, dim: int = 0) -> Any:
-        """A part of a tile, or some tiles of an allocation."""
-        if self.data.dim() > 2:
-            check(dim == 0 and 0 <= start <= len(self._slots) - length, f"{length} from {start} on of {self.shape}")
-            return TileRun(self.program, [self.index(start + i) for i in range(length)], self.layout)
+    def slice(self, start: int, length: int, dim: int = 0) -> Tile:
+        check(self.data.dim() == 2, "a slice of what is no tile")
         check(0 <= start <= self.data.shape[dim] - length, f"{length} from {start} on of {self.shape}")
         return Tile(self.program, self.data.narrow(dim, start, length), self.layout, self._slots)
 
@@ -161,7 +164,7 @@ class JoinedTile(Tile):
         check(list(order) == [1, 0], f"axes in the order {order}")
         return JoinedTile(self.program, self.pieces, self.layout, not self.is_transposed)
 
-    def slice(self, start: int, length: int, dim: int = 0) -> Any:
+    def slice(self, start: int, length: int, dim: int = 0) -> Tile:
         """Some columns, of whole pieces or of one."""
         check(dim == 1 and not self.is_transposed, f"a slice of axis {dim}")
         check(0 <= start <= self.data.shape[1] - length, f"{length} from {start} on of {self.shape}")
@@ -174,27 +177,13 @@ class JoinedTile(Tile):
 
 
 @dataclass(frozen=True)
-class TileRun:
-    """Tiles of an allocation that lie one after the other."""
+class JoinedTiles:
+    """The tiles of an allocation that is seen as `[tiles, rows, columns]`."""
 
-    program: Program
-    tiles: Sequence[Tile]
-    layout: Any
+    tiles: Sequence[JoinedTile]
 
-    def reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> TileRun:
-        """The tiles as `[tiles, rows, columns]`, each of several of these."""
-        first = self.tiles[0]
-        rows, columns = first.shape[-2:]
-        each, rest = divmod(shape[2], columns)
-        check(dtype == first.dtype and rows == shape[1], f"{first.shape} as {shape} of {dtype}")
-        check(not rest and shape[0] * each == len(self.tiles), f"{len(self.tiles)} of {columns} columns as {shape}")
-        check(columns * first.data.element_size() % layout.swizzle_byte_width == 0, f"{columns} columns a piece")
-        pieces = [tile.reshape([rows, columns]) for tile in self.tiles]
-        groups = [pieces[i : i + each] for i in range(0, len(pieces), each)]
-        return TileRun(self.program, [JoinedTile(self.program, group, layout) for group in groups], layout)
-
-    def index(self, i: Operand) -> Tile:
-        check(0 <= int(i) < len(self.tiles), f"tile {i} of {len(self.tiles)}")
+    def index(self, i: Operand) -> JoinedTile:
+        check(0 <= int(i) < len(self.tiles), f"tile {int(i)} of {len(self.tiles)}")
         return self.tiles[int(i)]
 
 

@@ -1,8 +1,9 @@
 """Tiles of columns that are no power of two, in views of a power of two of columns each.
 
 A tile of 192 columns is stored in three pieces of 64. A product reads a view of a power of two of columns. Triton
-before 3.9 lets a view be larger than the pieces: its last columns are never read. Triton 3.9 refuses such a view, so
-that these tiles have several, one for each group of pieces.
+before 3.8 lets a view be larger than the pieces: its last columns are never read. Later versions refuse such a view,
+so that these tiles have several, one for each group of pieces. Such a view is a part of the allocation, seen as groups
+of that size.
 """
 
 import triton
@@ -39,6 +40,17 @@ def group_of(GROUPS, PIECE):
     [0, 0, 0, 0, 1, 1, 2]
     """
     return max(i for i, group in enumerate(GROUPS) if group[0] <= PIECE)
+
+
+@triton.constexpr_function
+def piece_slots(STAGES, PIECES, GROW=VIEWS_GROW):
+    """The pieces to allocate for STAGES tiles: so many that all of them can be seen as groups of each size.
+
+    >>> piece_slots(2, 3, True), piece_slots(2, 3, False), piece_slots(1, 3, False), piece_slots(2, 5, False)
+    (6, 6, 4, 12)
+    """
+    COUNT = piece_groups(PIECES, GROW)[0][1]
+    return STAGES * PIECES if GROW else -(-STAGES * PIECES // COUNT) * COUNT
 
 
 @aggregate

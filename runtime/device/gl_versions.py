@@ -2,6 +2,7 @@
 
 from typing import Any, TypeVar, dataclass_transform
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
@@ -27,8 +28,8 @@ memory = gl.shared_memory_descriptor
 reinterpret = memory.reinterpret if hasattr(memory, "reinterpret") else memory._reinterpret
 """Shared memory with another dtype, shape and layout. `_reinterpret` is its name before Triton 3.9."""
 
-VIEWS_GROW = gl.constexpr(not hasattr(memory, "reinterpret"))
-"""Whether `reinterpret` may give a view that is larger than the memory it is given. Triton 3.9 refuses that."""
+VIEWS_GROW = gl.constexpr(triton.__version__.startswith(("3.6.", "3.7.")))
+"""Whether `reinterpret` may give a view that is larger than the memory it is given. Triton refuses that since 3.8."""
 
 
 @builtin

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from .block_seqs import FIRST_ENTRY, KV_LEN, KV_START, LSE_START, Q_LEN, Q_START, RECORD, SEQUENCE
-from .gl_pieces import GroupedTile, group_of, piece_groups
+from .gl_pieces import GroupedTile, group_of, piece_groups, piece_slots
 from .gl_versions import VIEWS_GROW, aggregate, async_load, reinterpret
 
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -269,7 +269,7 @@ def make_ring(desc, STAGES: gl.constexpr, ARRIVALS: gl.constexpr, READERS: gl.co
 
     ARRIVALS arrivals fill a stage, and READERS warpgroups release it.
     """
-    tiles = allocate_tiles(desc, STAGES * PIECES)
+    tiles = allocate_tiles(desc, piece_slots(STAGES, PIECES))
     return Ring(tiles, make_barriers(STAGES, ARRIVALS), make_barriers(STAGES, READERS), STAGES, PIECES)
 
 
@@ -343,8 +343,9 @@ class Ring:
         ROWS: gl.constexpr = self.tiles.shape[-2]
         COLS: gl.constexpr = GROUP[1] * self.tiles.shape[-1]
         LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLS], self.tiles.dtype)
-        pieces = self.tiles.slice(GROUP[0] * self.stages, GROUP[1] * self.stages)
-        return reinterpret(pieces, self.tiles.dtype, [self.stages, ROWS, COLS], LAYOUT).index(stage)
+        groups = reinterpret(self.tiles, self.tiles.dtype, [self.tiles.shape[0] // GROUP[1], ROWS, COLS], LAYOUT)
+        # The pieces before the group are a multiple of its own.
+        return groups.index(stage + GROUP[0] // GROUP[1] * self.stages)
 
     @gluon.jit
     def release(self, turn):

@@ -1,4 +1,4 @@
-"""Hopper's kernels as Triton 3.9 compiles them, without a GPU: a view of shared memory has no more than is given."""
+"""Hopper's kernels without a GPU, as Triton 3.8 and later compile them: no view is larger than its memory."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ MUTATIONS = {
         old="COLS: gl.constexpr = GROUP[1] * self.tiles.shape[-1]",
         new="COLS: gl.constexpr = 2 * GROUP[1] * self.tiles.shape[-1]",
         error=EmulationError,
-        message="of 64 columns as",
+        message=r"as \[",
     ),
     "pieces of a stage side by side": Mutation(
         old="self.tiles.index(stage * COUNT + (FIRST * (self.stages - 1) + i))",
