@@ -16,7 +16,7 @@ from generated._runtime.core.settings import INTERPRET  # noqa: E402
 from generated.integrations import transformers as hf  # noqa: E402
 from tests.support.tiny_models import SIZE, WINDOW, model  # noqa: E402
 from tests.support.tiny_others import T5  # noqa: E402
-from tests.support.tiny_runs import assert_close, switch, tokens  # noqa: E402
+from tests.support.tiny_runs import assert_close, assert_same_generation, generated, switch, tokens  # noqa: E402
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="whole models are too slow in Triton's interpreter")
 
@@ -74,27 +74,14 @@ def real(length: int) -> torch.Tensor:
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_t5_generates_what_eager_generates(implementation: str, cache: str, padded: bool) -> None:
     net = t5()
-    given = {"decoder_attention_mask": real(SEEN)} if padded else {}
+    call = {"decoder_input_ids": tokens(2, SEEN), "max_new_tokens": 4, "eos_token_id": None}
+    call |= {"decoder_attention_mask": real(SEEN)} if padded else {}
     found = []
     for name in ("eager", implementation):
         switch(net, name)
-        found.append(
-            net.generate(
-                tokens(2, 12),
-                decoder_input_ids=tokens(2, SEEN),
-                **given,
-                max_new_tokens=4,
-                do_sample=False,
-                eos_token_id=None,
-                cache_implementation=cache,
-                disable_compile=True,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-        )
+        found.append(generated(net, **call, cache_implementation=cache))
     want, got = found
-    assert torch.equal(got.sequences, want.sequences)
-    assert_close(torch.stack(got.logits), torch.stack(want.logits), "logits")
+    assert_same_generation(got, want)
 
 
 @pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])

@@ -18,7 +18,9 @@ from tests.support.tiny_runs import (  # noqa: E402
     LENGTH,
     assert_close,
     assert_same,
+    assert_same_generation,
     boundaries,
+    generated,
     gradients,
     packed,
     padding,
@@ -103,24 +105,13 @@ def test_generates_what_eager_generates(name: str, cache: str) -> None:
     if cache == "static" and name in NO_STATIC_CACHE:
         pytest.skip(NO_STATIC_CACHE[name])
     net = decoder(name)
+    call = {"attention_mask": padding("left", 2, 12), "max_new_tokens": 5, "cache_implementation": cache}
     found = []
     for implementation in ("eager", "codegen"):
         net.set_attn_implementation(implementation)
-        found.append(
-            net.generate(
-                tokens(2, 12),
-                attention_mask=padding("left", 2, 12),
-                max_new_tokens=5,
-                do_sample=False,
-                cache_implementation=cache,
-                disable_compile=True,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-        )
+        found.append(generated(net, **call))
     want, got = found
-    assert torch.equal(got.sequences, want.sequences)
-    assert_close(torch.stack(got.logits), torch.stack(want.logits), "logits")
+    assert_same_generation(got, want)
 
 
 def test_generates_from_an_encoder(calls: list[str]) -> None:

@@ -73,6 +73,12 @@ def results(net: Any, implementation: str, inputs: dict[str, Any], real: Tensor 
     return logits.detach(), gradients(net, weighted(logits))
 
 
+def generated(net: Any, **given: Any) -> Any:
+    """A batch of twelve tokens and the most likely ones behind them, with the logits of these."""
+    how = {"do_sample": False, "disable_compile": True, "return_dict_in_generate": True, "output_logits": True}
+    return net.generate(tokens(2, 12), **how, **given)
+
+
 def separate(net: Any, inputs: dict[str, Any]) -> Any:
     """The same results of two sequences, each in its own call, by transformers' eager attention."""
     net.set_attn_implementation("eager")
@@ -89,6 +95,11 @@ def assert_same(got: Any, want: Any) -> None:
     floor = 1e-3 * max(x.abs().max() for x in want_grads.values())
     for name, want_grad in want_grads.items():
         assert_close(grads[name], want_grad, name, floor)
+
+
+def assert_same_generation(got: Any, want: Any) -> None:
+    assert torch.equal(got.sequences, want.sequences)
+    assert_close(torch.stack(got.logits), torch.stack(want.logits), "logits")
 
 
 def assert_close(got: Tensor, want: Tensor, what: str, floor: float | Tensor = 0.0) -> None:
