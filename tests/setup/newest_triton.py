@@ -26,6 +26,9 @@ SELECTED = "(test_lengths_and_groups and not in_jax) or packings or philox"
 COMPILED = ("lint", "causal", "--fast", "--arch", "sm_90", "--dtype", "bfloat16", "--head-dim", "64,192,320")
 """Hopper's kernels are not interpreted. Of these, some have tiles in three and in five pieces (`gl_pieces.py`)."""
 
+UNFUSED = "TRITON_DEFAULT_FP_FUSION"
+"""Triton 3.9 warns with these words if a kernel relies on its default to multiply and add in one instruction."""
+
 
 def brings_triton() -> bool:
     """Whether the installed torch requires a Triton."""
@@ -67,6 +70,7 @@ def main() -> int:
     workers = ["-n", "2"] if importlib.util.find_spec("xdist") else []
     tests = ["pytest", "-q", *workers, *TESTS, "-k", SELECTED]
     compiles = {name: value for name, value in environment.items() if name != "TRITON_INTERPRET"}
+    compiles["PYTHONWARNINGS"] = f"error:{UNFUSED}"
     runs = [(tests, environment), (["codegen", *COMPILED], compiles)]
     # All of them run, whatever failed before.
     return max([_run(*each) for each in runs])

@@ -20,7 +20,7 @@ import jax
 
 from ..archs import DEFAULT_MULTIPROCESSORS, HOPPER_FAMILY
 from ..core.checks import fail
-from ..core.compiling import hash_kernel
+from ..core.compiling import COMPILER_OPTIONS, hash_kernel
 from ..core.configs import INTERPRETER, Tiles, tiles_for
 from ..core.options import CallOptions
 from ..core.paged_tiles import PagedConfig, PagedTiles, paged_tiles
@@ -260,7 +260,7 @@ def _compile(
         constexprs=dict(constants),
         attrs={(i,): [["tt.divisibility", 16]] for i in divisible},
     )
-    options: dict[str, Any] = dict(compiling)
+    options: dict[str, Any] = dict(compiling) | COMPILER_OPTIONS
     if kernel.debug:
         options["debug"] = True
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

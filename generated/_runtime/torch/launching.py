@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..core.compiling import hash_kernel
+from ..core.compiling import COMPILER_OPTIONS, hash_kernel
 from ..core.settings import DEBUG, HAS_TRITON, INTERPRET
 
 # Replay is enabled for these versions, in which a compiled kernel is run with the same arguments. AMD's kernels are
@@ -78,6 +78,7 @@ def launch_hopper(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **con
 def launch(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **constants: Any) -> None:
     """`kernel[grid](*args, **constants)` on the device of the tensors; `args` are those of all groups."""
     args = tuple([x for group in groups for x in group])
+    constants |= COMPILER_OPTIONS
     if active.compiles is not None:
         active.compiles(kernel, grid, args, constants)
         return

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+import triton
 
 from codegen.testing import golden
 from generated import jax as ops
@@ -108,6 +109,20 @@ def test_a_call_names_its_kernel_and_what_it_launches(monkeypatch: pytest.Monkey
     image = fields(kernel[11][0])
     assert image[1][0].startswith(b"\x7fELF")
     assert (image[2], image[3]) == (kernel[1], kernel[3])
+
+
+def test_kernels_ask_for_fused_multiply_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    compile_kernel = triton.compile
+
+    def noted(*args: Any, options: dict[str, Any], **others: Any) -> Any:
+        asked.append(options)
+        return compile_kernel(*args, options=options, **others)
+
+    monkeypatch.setattr(triton, "compile", noted)
+    jax_kernels._compile.cache_clear()
+    messages(monkeypatch, ops.causal, *[jnp.zeros((1, 33, 2, 16))] * 3)
+    assert asked and all(options["enable_fp_fusion"] for options in asked)
 
 
 def test_parameters_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from triton.runtime.jit import JITFunction
 from codegen.compile.offline import AbsentGPU, target_of
 from codegen.testing.golden import load_op
 from generated._runtime.core import compiling
-from generated._runtime.torch import ahead, plans
+from generated._runtime.torch import ahead, launching, plans
 from generated._runtime.torch import replay as torch_replay
 
 pytestmark = pytest.mark.skipif(not ahead.ENABLED, reason="nothing is compiled here")
@@ -147,6 +147,13 @@ def test_a_process_that_hangs_is_ended(compiled: Compilations) -> None:
         _step(87)
     assert [each._process and each._process.returncode for each in made] == [-signal.SIGKILL]
     assert compiled.here == FORWARD | BACKWARD
+
+
+def test_kernels_ask_for_fused_multiply_adds() -> None:
+    with mock.patch.object(launching.active, "compiles", mock.Mock()) as compiles:
+        launching.launch("kernel", (1,), (torch.zeros(1),), num_warps=4)
+    (kernel, grid, (_,), options) = compiles.call_args.args
+    assert (kernel, grid, options) == ("kernel", (1,), {"num_warps": 4, "enable_fp_fusion": True})
 
 
 KEYS = """
