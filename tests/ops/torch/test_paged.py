@@ -61,6 +61,16 @@ def test_pages_of_sequences_without_queries_are_not_looked_at() -> None:
         op(rows, cache, cache, cu_seqlens_q=torch.tensor([0, 1, 2]), **arguments)
 
 
+def test_a_packed_step_of_no_sequence_has_no_rows() -> None:
+    op: Any = load_op("band_bias")
+    cache, nothing = torch.zeros(6, 4, 2, 16), torch.zeros(0, dtype=torch.int32)
+    pages = {"page_table": nothing.view(0, 3), "kv_lengths": nothing, "cu_seqlens_q": torch.zeros(1, dtype=torch.int32)}
+    own = {"bias": torch.zeros(4, 0, 5), "before": 3, "after": 0}
+    o, lse = op(torch.zeros(0, 4, 16), cache, cache, return_lse=True, **pages, **own)
+    assert o.shape == (0, 4, 16)
+    assert lse.shape == (4, 0)
+
+
 def test_values_that_are_no_numbers_are_no_pages_beyond_the_cache() -> None:
     q, cache, given = small()
     q[0] = float("nan")
