@@ -169,10 +169,10 @@ BAD: list[tuple[str, Call, Call]] = [
 ]
 
 
-def refusal(framework: str, variant: str, call: Call) -> str:
+def refusal(framework: str, variant: str, call: Call, **unconverted: Any) -> str:
     """The message of the error, with one word for tensors and arrays and one name for each dtype."""
     convert = torch.from_numpy if framework == "torch" else jax.numpy.asarray
-    given = {name: convert(x) if isinstance(x, np.ndarray) else x for name, x in call.items()}
+    given = {name: convert(x) if isinstance(x, np.ndarray) else x for name, x in call.items()} | unconverted
     op = getattr(importlib.import_module(f"generated.{framework}"), variant)
     with pytest.raises(ArgumentError) as caught:
         op(**given)
@@ -192,6 +192,18 @@ def test_equal_words(variant: str, good: Call, change: Call) -> None:
     words = refusal("torch", variant, good | change)
     assert refusal("jax", variant, good | change) == words
     assert words.startswith(f"{variant}: ")
+
+
+@pytest.mark.parametrize("argument", ["layout", "family", "splits"])
+def test_a_numpy_array_is_no_name(argument: str) -> None:
+    """Its comparison with a name is an array, which is neither true nor false."""
+    words = [refusal(each, "causal", PAGED, **{argument: np.zeros(3)}) for each in ("torch", "jax")]
+    assert words[0] == words[1]
+    assert words[0].startswith(f"causal: {argument}: expected ")
+
+
+def test_a_list_is_no_page_layout() -> None:
+    assert refusal("jax", "causal", PAGED, page_layout=["pshd"]).endswith("expected 'pshd' or 'phsd', got ['pshd']")
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])

@@ -166,6 +166,8 @@ def test_a_mask_that_reads_tensors_exchanges_only_if_asked_to() -> None:
             {"strategy": "ulysses"},
             "plan: strategy: expected 'auto' or 'heads' or 'gather' or 'exchange' or 'ring' or '2d', got 'ulysses'",
         ),
+        ({"strategy": np.zeros(2)}, "plan: strategy: expected 'auto' or 'heads' or"),
+        ({"strategy": ["ring"]}, "plan: strategy: expected 'auto' or 'heads' or"),
         ({"balance": "even"}, "plan: balance: expected 'work' or 'zigzag' or 'contiguous', got 'even'"),
         ({"cu_seqlens": [0, 9, 7, 131072]}, "plan: cu_seqlens: expected integers [n + 1] from 0 to seq = 131072"),
         ({"cu_seqlens": [0, 131072], "segment_ids": [0]}, "plan: segment_ids: expected None beside cu_seqlens"),
