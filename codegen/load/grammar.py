@@ -40,6 +40,7 @@ DEFAULT_HEAD_DIMS = UniqueList(description="Head dimensions.", element=HEAD_DIM)
 DEFAULTS = Record(
     description="What variants are rendered and tuned for; a key left out keeps the library's value.",
     fields={"dtypes": DEFAULT_DTYPES, "head_dims": DEFAULT_HEAD_DIMS},
+    remedies=dict.fromkeys(("layout", "layouts"), "; every op takes both layouts, and a call chooses by layout="),
 )
 
 _TILE_DOCS = {
