@@ -205,7 +205,8 @@ class Functions(Arithmetic):
             # A captured tensor that is converted to integers is guessed to hold integers; anything else is rounded.
             x = self.guess(x, Kind.INT) if isinstance(value, Captured) else x
             return x if x.kind is Kind.INT else Symbol(call("int", x.node), Kind.INT)
-        return Symbol(x.node, kind, x.undecided, is_converted=x.is_converted or x.kind is Kind.INT)
+        is_converted = kind is Kind.FLOAT and (x.is_converted or x.kind is Kind.INT)
+        return Symbol(x.node, kind, x.undecided, is_converted=is_converted)
 
     def _cast_constant(self, value: Constant, kind: Kind, node: ast.AST) -> Constant:
         types = {Kind.INT: int, Kind.FLOAT: float, Kind.BOOL: bool}
