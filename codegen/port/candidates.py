@@ -171,7 +171,10 @@ class Candidates(FlexReader):
             closure, decorated = self._unexplored.pop(0)
             before, made_before = len(self.found), len(self.made)
             value: Value = Constant(None)
+        seed, explored = dict(self.guesses), dict(self.guesses)
             with suppress(TranslationError):
+            explored |= {name: kind for name, kind in self.guesses.items() if name not in explored}
+            self.guesses = dict(seed)  # a name of one function says nothing about the same name of another
                 value = self.run(closure.node, self.open_scope(closure))
             if is_mod(value):
                 # Other mods are what it is made of, and ported alone only if it cannot be ported.
@@ -195,6 +198,7 @@ class Candidates(FlexReader):
     def _name_others(self) -> None:
         """Name the mods that the file gives no name, unless they are only parts of others."""
         chosen = self._chosen()
+        self.guesses = {**self.guesses, **explored}
         known = {fingerprint(found.mod) for found in self.found}
         used = {fingerprint(mod) for mod in self.used}
         mods = [*(found.mod for found in self.found), *(made.mod for made in chosen)]

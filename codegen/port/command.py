@@ -177,8 +177,8 @@ def _translate(tree: ast.Module, choice: Choice, path: Path, macros: Collection[
     guesses: dict[str, Kind] = {}
     for _ in range(MOST_PASSES):
         before = dict(guesses)
-        reader = FileReader(tree, guesses)
-        formula = _formula(reader, choice)
+        reader = FileReader(tree, dict(guesses))
+        formula = _formula(reader, choice, guesses)
         if guesses == before:
             break
     if formula is None or reader.issues:
@@ -204,8 +204,11 @@ def _mods(reader: FileReader, choice: Choice) -> list[Mod]:
     return [{f.name: f for f in reader.found}[part].mod for part in choice.parts]
 
 
-def _formula(reader: FileReader, choice: Choice) -> Formula | None:
-    """The expressions of an entry; None if one of them has a problem, which the reader holds."""
+def _formula(reader: FileReader, choice: Choice, guesses: dict[str, Kind]) -> Formula | None:
+    """The expressions of an entry; None if one of them has a problem, which the reader holds. What its mods say about
+    the kinds of names, which `guesses` gets, and about captured values, goes before what the rest of the file says."""
+    elsewhere, seen = reader.guesses, reader.seen
+    reader.guesses, reader.seen = guesses, {}
     found: dict[bool, ast.expr] = {}
     mods = _mods(reader, choice)
     for mod in mods:
@@ -217,7 +220,12 @@ def _formula(reader: FileReader, choice: Choice) -> Formula | None:
                 reader.report(error)
     if len(found) < len(mods):
         return None
-    return Formula(mask=found.get(False), score=found.get(True), guesses=dict(reader.guesses), seen=reader.seen)
+    return Formula(
+        mask=found.get(False),
+        score=found.get(True),
+        guesses={**elsewhere, **guesses},
+        seen={**seen, **reader.seen},
+    )
 
 
 def _check(results: Sequence[tuple[Choice, _Result]]) -> None:
