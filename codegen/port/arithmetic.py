@@ -63,6 +63,10 @@ class Arithmetic:
         self.guesses = guesses
         self.seen: dict[str, Captured] = {}
 
+    def is_given(self, value: Value) -> bool:
+        """True for a value that may be None and is taken for another value."""
+        raise NotImplementedError
+
     def symbol(self, value: Value, node: ast.AST) -> Symbol:
         """A value as an expression."""
         if isinstance(value, Symbol):
@@ -257,12 +261,18 @@ class Arithmetic:
                 raise TranslationError(node, reason) from None
         if len(ops) == 1 and isinstance(ops[0], ast.Is | ast.IsNot) and Constant(None) in values:
             other = next(value for value in values if value != Constant(None))
-            if isinstance(other, Symbol):
+            if isinstance(other, Symbol) or self.is_given(other):
                 return Constant(isinstance(ops[0], ast.IsNot))
             raise TranslationError(node, "whether it is None is not known in this file")
         if not all(isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq | ast.NotEq) for op in ops):
             raise TranslationError(node, "only < <= > >= == != compare numbers")
         symbols = [self.symbol(value, node) for value in values]
+        if len(symbols) == 2 and isinstance(ops[0], ast.Eq | ast.NotEq):
+            for truth, number in (symbols, symbols[::-1]):  # `(q_idx >= n) == 1`
+                value = number.node.value if isinstance(number.node, ast.Constant) else None
+                if truth.kind is Kind.BOOL and value in (0, 1):
+                    is_same = bool(value) is isinstance(ops[0], ast.Eq)
+                    return truth if is_same else Symbol(ast.UnaryOp(ast.Not(), truth.node), Kind.BOOL)
         if {symbol.kind for symbol in symbols} != {Kind.BOOL}:
             symbols = [self.number(symbol, node) for symbol in symbols]
         is_equality = all(isinstance(op, ast.Eq | ast.NotEq) for op in ops)

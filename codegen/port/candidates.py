@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from codegen.port.flex import FlexReader, Made
-from codegen.port.reader import KEPT_FUNCTION, default_number
+from codegen.port.calls import KEPT_FUNCTION
+from codegen.port.flex import JOINS, FlexReader, Made
+from codegen.port.reader import default_number
 from codegen.port.same import fingerprint, parts_inside
 from codegen.port.values import (
     Captured,
@@ -48,6 +49,8 @@ class Candidates(FlexReader):
         super().__init__(guesses)
         self.found: list[Found] = []
         self.instantiated: set[str] = set()
+        self.in_class = ""
+        """The class whose body is read: its `__call__` makes its objects mods."""
         self._unexplored: list[tuple[Closure, Value]] = []
         """Functions that are no mods, and what their decorators make of them."""
         self._parts: dict[str, list[Mod]] = {}
@@ -91,7 +94,7 @@ class Candidates(FlexReader):
 
     def define(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
         """Give the name of a function its value."""
-        closure = Closure(node, scope, node.name)
+        closure = self.closure(node, scope, node.name)
         parameters = closure.parameters
         if parameters and parameters[0].arg in ("self", "cls"):
             # A method may be a mod, which the call of its object completes.
@@ -100,7 +103,8 @@ class Candidates(FlexReader):
         value = self._decorated(closure, node.decorator_list, scope)
         scope.names[node.name] = value
         if is_mod(value):
-            self.register(node.name, value, node.lineno)
+            is_call = node.name == "__call__" and self.in_class
+            self.register(self.in_class if is_call else node.name, value, node.lineno)
         if not is_mod(closure) and self.registers:
             self._unexplored.append((closure, value))
 
@@ -167,14 +171,16 @@ class Candidates(FlexReader):
 
     def explore_all(self) -> None:
         """Read every function that is no mod, with captured values as arguments, to find the mods that it makes."""
-        while self._unexplored:
-            closure, decorated = self._unexplored.pop(0)
-            before, made_before = len(self.found), len(self.made)
-            value: Value = Constant(None)
         seed, explored = dict(self.guesses), dict(self.guesses)
-            with suppress(TranslationError):
+        while self._unexplored:
             explored |= {name: kind for name, kind in self.guesses.items() if name not in explored}
             self.guesses = dict(seed)  # a name of one function says nothing about the same name of another
+            closure, decorated = self._unexplored.pop(0)
+            before, made_before = len(self.found), len(self.made)
+            if closure.label in JOINS and closure.node.args.vararg is not None:
+                continue  # the file's own `and_masks`: what it joins is known at its calls
+            value: Value = Constant(None)
+            with suppress(TranslationError):
                 value = self.run(closure.node, self.open_scope(closure))
             if is_mod(value):
                 # Other mods are what it is made of, and ported alone only if it cannot be ported.
@@ -192,13 +198,13 @@ class Candidates(FlexReader):
             for place, found in enumerate(self.found[before:], start=before):
                 if _ANY_MOD.fullmatch(found.name) and found.name != closure.label:
                     self.found[place] = replace(found, name=f"{closure.label}_{found.name}")
+        self.guesses = {**self.guesses, **explored}
         self._name_others()
         self._tell_apart()
 
     def _name_others(self) -> None:
         """Name the mods that the file gives no name, unless they are only parts of others."""
         chosen = self._chosen()
-        self.guesses = {**self.guesses, **explored}
         known = {fingerprint(found.mod) for found in self.found}
         used = {fingerprint(mod) for mod in self.used}
         mods = [*(found.mod for found in self.found), *(made.mod for made in chosen)]

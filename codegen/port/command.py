@@ -189,6 +189,7 @@ def _translate(tree: ast.Module, choice: Choice, path: Path, macros: Collection[
     except DeclarationError as conflict:
         return _Result(issues=[Issue(choice.line, " and ".join(choice.parts), str(conflict))])
     entry.notes += [f"nothing checks `{assertion}`; a scalar may have min and max" for assertion in reader.assertions]
+    entry.notes += [f"{name} is taken to be given: where it is None, port a mod without it" for name in reader.given]
     defaults = {name: value for mod in _mods(reader, choice) for name, value in defaults_around(mod).items()}
     entry.notes += [
         f"argument {name}: its default, {value!r}, is written in; port a call of the factory for another value"

@@ -10,7 +10,19 @@ from dataclasses import replace
 
 from codegen.ir.language import FUNCTIONS
 from codegen.port.arithmetic import Arithmetic, call, logical, no_number
-from codegen.port.values import Captured, Constant, Kind, Library, Symbol, TranslationError, Value
+from codegen.port.values import (
+    Captured,
+    Closure,
+    Constant,
+    Joined,
+    Kind,
+    Library,
+    Several,
+    Symbol,
+    TranslationError,
+    Unread,
+    Value,
+)
 
 Arguments = Sequence[Value]
 
@@ -85,7 +97,7 @@ _OTHERS = (
     *("where", "abs", "absolute", "neg", "negative", "minimum", "maximum", "min", "max", "clamp", "clip"),
     *("clamp_min", "clamp_max", "relu", "square", "rsqrt", "reciprocal", "expm1", "div", "divide", "trunc", "sign"),
     *("logical_not", "bitwise_not", "softplus", "logsigmoid", "tensor", "as_tensor", "scalar_tensor", "full_like"),
-    *("full", "to", "type", "masked_fill", "detach"),
+    *("full", "to", "type", "masked_fill", "detach", "fmod"),
 )
 KNOWN = frozenset((*SAME, *BINARY, *COMPARED, *CASTS, *FILLED, *UNCHANGED, *_OTHERS))
 
@@ -136,6 +148,8 @@ class Functions(Arithmetic):
             return self.binary(BINARY[name](), a, b, node)
         if name in COMPARED:
             return self.compare([COMPARED[name]()], self._exactly(2, args, name, node), node)
+        if name == "fmod":
+            return self._fmod(*(self.number(arg, node) for arg in self._exactly(2, args, name, node)))
         (x,) = self._exactly(1, args, name, node)
         if name in CASTS:
             return self.cast(x, name, node)
@@ -181,6 +195,14 @@ class Functions(Arithmetic):
         if name not in SAME or SAME[name] not in FUNCTIONS:
             raise TranslationError(node, f"'{name}' has no counterpart in the expression language")
         return Symbol(call(SAME[name], x.node), Kind.FLOAT)
+
+    def _fmod(self, a: Symbol, b: Symbol) -> Symbol:
+        """The remainder with the sign of `a`, as in C."""
+        left, right = (x.node if isinstance(x.node, ast.Constant) else call("abs", x.node) for x in (a, b))
+        rest = self.binary(ast.Mod(), replace(a, node=left), replace(b, node=right), a.node)
+        assert isinstance(rest, Symbol)
+        negative = ast.Compare(a.node, [ast.Lt()], [ast.Constant(0)])
+        return replace(rest, node=call("where", negative, ast.UnaryOp(ast.USub(), rest.node), rest.node))
 
     def cast(self, value: Value, dtype: str, node: ast.AST) -> Value:
         """`value.to(dtype)`."""
@@ -306,11 +328,36 @@ class Functions(Arithmetic):
         return args
 
     def all_of(self, is_and: bool, values: Arguments, node: ast.AST) -> Value:
-        """Values joined by `and` or `or`; as in Python, a constant may decide."""
-        if all(isinstance(value, Constant) for value in values):
-            truths = [bool(value.value) for value in values if isinstance(value, Constant)]
-            return Constant(all(truths) if is_and else any(truths))
-        return logical(is_and, [self.boolean(value, node) for value in values])
+        """Values joined by `and` or `or`: as in Python, the first one that decides, else the last one. So
+        `window or 256` is a number."""
+        kept: list[Value] = []
+        for place, value in enumerate(values, start=1):
+            truth = known_truth(value)
+            if truth is not is_and or place == len(values):
+                kept.append(value)
+            if truth is not None and truth is not is_and:
+                break
+        if len(kept) == 1:
+            return kept[0]
+        symbols = [self.symbol(value, node) for value in kept]
+        if {symbol.kind for symbol in symbols} <= {Kind.BOOL, Kind.UNKNOWN}:
+            return logical(is_and, [self.boolean(symbol, node) for symbol in symbols])
+        result: Value = symbols[-1]
+        zero = ast.Constant(0)
+        for symbol in reversed(symbols[:-1]):
+            first, second = (result, symbol) if is_and else (symbol, result)
+            is_true = symbol.node if symbol.kind is Kind.BOOL else ast.Compare(symbol.node, [ast.NotEq()], [zero])
+            result = self.where(Symbol(is_true, Kind.BOOL), first, second, node)
+        return result
+
+
+def known_truth(value: Value) -> bool | None:
+    """What Python takes a value for in a condition; None if that is known only when the program runs."""
+    if isinstance(value, Constant):
+        return bool(value.value)
+    if isinstance(value, Several):
+        return bool(value.items)
+    return True if isinstance(value, Closure | Joined | Unread | Library) else None
 
 
 def _fits(value: object, dtype: str) -> bool:

@@ -34,9 +34,9 @@ class _Fingerprint:
 
     def of(self, value: Value) -> str:
         match value:
-            case Closure(node=node, scope=scope, bound=bound, first=first):
+            case Closure(node=node, scope=scope, bound=bound, first=first, defaults=defaults):
                 given = [self.of(item) for item in first]
-                given += [f"{name}={self.of(item)}" for name, item in sorted(bound.items())]
+                given += [f"{name}={self.of(item)}" for name, item in sorted({**defaults, **bound}.items())]
                 return f"function {id(node)}({', '.join(given)}) in {self.scope(scope)}"
             case Joined(is_and=is_and, parts=parts):
                 return f"{'and' if is_and else 'or'}({', '.join(map(self.of, parts))})"

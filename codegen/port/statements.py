@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from codegen.port.candidates import Candidates
 from codegen.port.functions import is_filled
+from codegen.port.reader import FLAG_BRANCH
 from codegen.port.syntax import rebound_in
 from codegen.port.values import (
     BlockMask,
@@ -53,6 +54,15 @@ _REFUSED: dict[type[ast.stmt], str] = {
     ast.ClassDef: "a class inside a mod",
     ast.Match: "'match' chooses by data; use torch.where",
 }
+
+
+class _Round(ast.stmt):
+    """The start of a round of a loop, which gives its names their values."""
+
+    def __init__(self, target: ast.expr, value: Value) -> None:
+        super().__init__()
+        self.target = target
+        self.value = value
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,7 @@ class FileReader(Candidates):
 
     def block(self, statements: Sequence[ast.stmt], scope: Scope) -> Value | None:
         """The value that a list of statements returns, None if it runs to its end."""
-        for statement in statements:
+        for place, statement in enumerate(statements, start=1):
             self.steps += self.depth > 0
             if self.depth > 0 and self.steps > MOST_STEPS:
                 raise TranslationError(
@@ -113,6 +123,10 @@ class FileReader(Candidates):
             with self.searching(statement, scope):
                 if isinstance(statement, ast.Return):
                     return self._returned(statement, scope)
+                if self.strict and isinstance(statement, ast.If):
+                    return self._branch_in_mod(statement, statements[place:], scope)
+                if self.strict and isinstance(statement, ast.For):
+                    return self.block([*self._rounds(statement, scope), *statements[place:]], scope)
                 if isinstance(statement, ast.If):
                     value = self._branch(statement, scope)
                     if value is not None:
@@ -143,6 +157,8 @@ class FileReader(Candidates):
         match statement:
             case ast.Pass() | ast.Expr(value=ast.Constant()):
                 return
+            case _Round():
+                self.assign_value(statement.target, statement.value, scope)
             case ast.Import() | ast.ImportFrom():
                 self._import(statement, scope)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -184,7 +200,10 @@ class FileReader(Candidates):
         if isinstance(statement, ast.Global | ast.Nonlocal):
             return
         if isinstance(statement, ast.ClassDef):
+            outer, self.in_class = self.in_class, statement.name
             self.block([s for s in statement.body if not isinstance(s, ast.Expr)], Scope(scope))
+            self.in_class = outer
+            scope.names[statement.name] = Captured(statement.name)
             return
         if isinstance(statement, ast.For | ast.AsyncFor):
             for name in ast.walk(statement.target):
@@ -290,14 +309,52 @@ class FileReader(Candidates):
             if isinstance(one, ast.Name):
                 scope.names[one.id] = replace(item, name=one.id) if item == Captured("") else item
 
-    def _branch(self, statement: ast.If, scope: Scope) -> Value | None:
+    def _branch_in_mod(self, statement: ast.If, rest: Sequence[ast.stmt], scope: Scope) -> Value | None:
+        """The value that an `if` and the statements after it return. If scalars of the call decide, both branches are
+        read, each with the statements that follow."""
         try:
-            taken = statement.body if self.decided(statement.test, scope) else statement.orelse
-            return self.block(taken, scope)
+            found = self.condition(statement.test, scope)
+            if not isinstance(found, bool):
+                names, results = dict(scope.names), []
+                for body in (statement.body, statement.orelse):
+                    scope.names = dict(names)
+                    results.append(self.block([*body, *rest], scope))
+                first, second = results
+                if first is None or second is None:
+                    raise TranslationError(statement, FLAG_BRANCH)
+                return self.either(found, first, second, statement)
         except TranslationError as error:
-            if self.strict:
-                self.report(error)
-                raise TranslationError(None) from None
+            self.report(error)
+            raise TranslationError(None) from None
+        return self.block([*(statement.body if found else statement.orelse), *rest], scope)
+
+    def _rounds(self, loop: ast.For, scope: Scope) -> Iterator[ast.stmt]:
+        """The statements of all rounds of a loop over items that the file gives, one after the other."""
+        try:
+            items = self.items(loop.iter, scope)
+            if any(isinstance(node, ast.Break | ast.Continue) for node in ast.walk(loop)):
+                raise TranslationError(loop, LOOP)
+        except TranslationError as error:
+            self.report(error)
+            raise TranslationError(None) from None
+        for item in items:
+            yield _Round(loop.target, item)
+            yield from loop.body
+        yield from loop.orelse
+
+    def _branch(self, statement: ast.If, scope: Scope) -> Value | None:
+        with suppress(TranslationError):
+            earlier, self.defaults_read = self.defaults_read, set()
+            try:
+                is_taken = self.decided(statement.test, scope)
+                defaults = {name: Captured(name) for name in self.defaults_read}
+            finally:
+                self.defaults_read |= earlier
+            taken, other = (statement.body, statement.orelse) if is_taken else (statement.orelse, statement.body)
+            if defaults and self.registers:  # the mods of other values of these arguments
+                with suppress(TranslationError):
+                    self.block(other, Scope(scope.outer, {**scope.names, **defaults}, scope.rebound))
+            return self.block(taken, scope)
         if "__name__" in ast.unparse(statement.test):
             self.block(statement.body, scope)
             return None
@@ -312,7 +369,11 @@ class FileReader(Candidates):
         test = ast.unparse(statement.test)
         for name in {**results[0], **results[1]}:
             first, second = (result.get(name) for result in results)
-            if first != second:
+            if name not in results[0] or name not in results[1]:
+                scope.names[name] = results[name not in results[0]][name]
+            elif first != second and all(isinstance(v, Captured | Symbol | Constant) for v in (first, second)):
+                scope.names[name] = Captured(name)  # a value that the program gives the mod in either case
+            elif first != second:
                 reason = (
                     f"it depends on `if {test}` in line {statement.lineno}, which constants of this file do not decide"
                 )

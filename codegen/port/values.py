@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -162,7 +163,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 @dataclass(frozen=True)
 class Closure:
     """A function of the file. `bound` and `first`: keyword and positional arguments that `functools.partial` gave.
-    `parts`: how many arguments FlexAttention gives it, where a call of FlexAttention says so."""
+    `parts`: how many arguments FlexAttention gives it, where a call of FlexAttention says so. `defaults`: the values
+    that its parameters' defaults had at its definition, as far as they can be read."""
 
     node: Function
     scope: Scope
@@ -170,6 +172,7 @@ class Closure:
     bound: Mapping[str, Value] = field(default_factory=dict)
     first: tuple[Value, ...] = ()
     parts: int | None = None
+    defaults: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def parameters(self) -> list[ast.arg]:
@@ -219,13 +222,20 @@ def parts_of_call(value: Closure) -> int | None:
     names = [parameter.arg.strip("_").lower() for parameter in parameters]
     required = len(names) - len(value.node.args.defaults)
     for count in (5, 4):
-        if len(names) >= count >= required and _are_indices(names[count - 4 : count]):
+        is_wrapper = bool(names) and re.search(r"mod$|fn$|mask$", names[0]) is not None
+        if len(names) >= count >= required and not is_wrapper and _are_indices(names[count - 4 : count]):
             return count
     return None
 
 
+_NO_INDEX = re.compile(r"len|size|shape|indices|mask|mod$|fn$")
+"""A part of the name of a parameter that is no index: of a size, a list of indices, or a function."""
+
+
 def _are_indices(names: Sequence[str]) -> bool:
     """True for the names of a batch index, a head index and two positions; unused ones may be underscores."""
+    if any(_NO_INDEX.search(name) for name in names):
+        return False
     batch, head, query, key = names
     is_last = query[:1] == "q" and key[:1] == "k"
     return batch[:1] in ("", "b", "z") and (is_last or head[:1] == "h")

@@ -175,7 +175,7 @@ def test_a_trained_tensor_and_a_negative_index_are_noted(tmp_path: Path) -> None
 
 
 BAD = {
-    "a loop": "for i in range(3):\n    score = score + i\nreturn score",
+    "a loop": "for i in table:\n    score = score + i\nreturn score",
     "has an effect beside its result": "table[q_idx] = score\nreturn score",
     "a statement for its effect": "score.add_(1)\nreturn score",
     "the branch depends on data": "if q_idx > kv_idx:\n    return score\nreturn score * 2",

@@ -199,7 +199,8 @@ blocks = None if is_full() else create_block_mask(lambda b, h, q, kv: q > kv + 3
         "near": "q_idx - kv_idx < 3",
         "lambda_9": "q_idx > kv_idx + 1",
         "lambda_9_2": "q_idx > kv_idx + 2",
-        "near_2": "q_idx - kv_idx < w",
+        "near_2": "q_idx - kv_idx < 4",
+        "near_3": "q_idx - kv_idx < 5",
         "lambda_12": "q_idx > kv_idx + 3",
     }
 
