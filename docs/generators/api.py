@@ -12,6 +12,7 @@ from codegen.spec.model import Variant
 from codegen.spec.symbols import function_symbol
 from docs.generators import ROOT
 from docs.generators.markdown import code, fence, page, table
+from docs.generators.signatures import keywords_of
 
 SPEC = "variants.yaml"
 
@@ -81,10 +82,28 @@ def _op(variant: Variant, framework: Framework) -> str:
         f"`from generated.{framework.folder} import {variant.name}`. Portable kernels: {links}. The entry:",
         fence(variant.entry, "yaml"),
         f"::: {module}.{symbol}\n{OBJECTS}",
-        f"## {variant.name}.schedule",
-        f"`{variant.name}.schedule(q, k, v, ...)` takes those of the arguments that the mask depends on.",
-        f"::: {module}._schedule\n    options:\n      show_root_heading: false\n      show_root_toc_entry: false\n",
+        *_beside(variant, module, "schedule", "makes [a block table](../../how-to/schedules.md) for several calls."),
+        *(
+            []
+            if variant.dropout
+            else _beside(variant, module, "plan", "prepares [paged calls](../../how-to/decode.md).")
+        ),
+        f"## {variant.name}.backward",
+        f"`{variant.name}.backward(do, q, k, v, o, lse, ...)` computes gradients of a call whose results are known: "
+        "[calls](../calls.md#the-backward-by-itself).",
     )
+
+
+def _beside(variant: Variant, module: str, name: str, text: str) -> list[str]:
+    """The section of a function that an op has as an attribute."""
+    options = "    options:\n      show_root_heading: false\n      show_root_toc_entry: false\n"
+    source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+    read = ", ".join(code(each) for each in keywords_of(source, f"_{name}"))
+    return [
+        f"## {variant.name}.{name}",
+        f"`{variant.name}.{name}(q, k, v, ...)` {text} It takes all keywords of the op, and reads {read}.",
+        f"::: {module}._{name}\n{options}",
+    ]
 
 
 def _modules(variants: list[Variant]) -> str:

@@ -31,6 +31,8 @@ def front_matter(text: str) -> dict[str, Any]:
     {'order': ['b', 'a']}
     """
     if not text.startswith("---\n"):
+        if text.startswith("---"):
+            raise ValueError(f"front matter begins with a line of three hyphens, not with {text.splitlines()[0]!r}")
         return {}
     return yaml.safe_load(text[4:].split("\n---", 1)[0]) or {}
 

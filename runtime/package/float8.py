@@ -85,7 +85,8 @@ def hadamard(columns: int, *, seed: int = 0, like: Any = None, dtype: Any = None
         seed: of the signs, from 0 to 2**30; equal seeds give equal matrices in both frameworks.
         like: a torch tensor or a JAX array, such as q. The matrix has its framework and dtype, and in torch its device.
             By default the matrix is a float32 tensor of torch.
-        dtype, device: of the matrix, instead of those of `like`.
+        dtype: of the matrix, instead of that of `like`.
+        device: of the matrix, instead of that of `like`.
 
     Raises:
         ArgumentError: columns is not a power of two, seed is out of range, `like` is no array, or the dtype has no

@@ -8,13 +8,15 @@ import pytest
 
 from codegen.cli.registry import COMMANDS
 from codegen.load.spec_file import load
+from codegen.testing.calls import load_op
 from docs.charts import charts, main
 from docs.generators import generated_pages
 from docs.generators.errors import BAD, parse_message
 from docs.generators.fragments import FRAGMENTS, with_fragments
 from docs.generators.hosts import foreign_loads
-from docs.generators.nav import navigation
+from docs.generators.nav import front_matter, navigation
 from docs.generators.runs import stored_runs, suites
+from docs.generators.signatures import public_names
 from docs.generators.sources import Sources
 from tests.support.paths import DEFAULT_SPEC, ROOT
 
@@ -60,6 +62,26 @@ def test_page_that_names_an_unknown_table_is_refused() -> None:
 def test_order_that_names_a_missing_page_is_refused() -> None:
     with pytest.raises(ValueError, match=r"docs/how-to/index\.md: `order` names gone"):
         navigation({"how-to/index.md": "---\norder: [gone]\n---\n"})
+
+
+def test_front_matter_of_every_page_is_read() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
+    found = {path.parent.name for path, text in texts.items() if "order" in front_matter(text)}
+    assert found == {"tutorial", "how-to", "reference", "explanation"}
+    with pytest.raises(ValueError, match="a line of three hyphens, not with '--- order: \\[a\\] ---'"):
+        front_matter("--- order: [a] ---\n# A page\n")
+
+
+def test_pages_of_ops_show_the_names_of_calls_and_every_function_of_an_op() -> None:
+    assert public_names(["scheduled(_schedule, plan=_plan)", "keywords(keep='own_keep')"]) == {"own_keep": "keep"}
+    pages = generated_pages()
+    text = str(pages["reference/torch/band_mask.md"])
+    assert "`band_mask.schedule(q, k, v, ...)`" in text
+    assert "and reads `keep`, `before`, `after`, `layout`," in text
+    for name in ("causal", "causal_dropout"):
+        page = str(pages[f"reference/torch/{name}.md"])
+        names = [each for each in ("schedule", "plan", "backward") if hasattr(load_op(name), each)]
+        assert [each for each in ("schedule", "plan", "backward") if f"\n## {name}.{each}\n" in page] == names
 
 
 def test_link_out_of_docs_leads_to_a_page_of_the_file() -> None:
