@@ -282,7 +282,7 @@ def port(args: argparse.Namespace) -> int:
     else:
         with naming(args.out):
             args.out.write_text(found.text, encoding="utf-8")
-        print(f"{args.out}: {len(found.ported)} entries")
+        print(f"{args.out}: {len(found.ported)} {'entry' if len(found.ported) == 1 else 'entries'}")
     for line in found.failures:
         print(line, file=sys.stderr)
     return EXIT_DIFFERENT if found.failures else EXIT_OK

@@ -337,6 +337,7 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     none.write_text("print('no mods')\n")
     out = tmp_path / "ported.yaml"
     assert main(["port", str(good), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: 1 entry\n"
     assert load(out).variants["m"].mask_text == "q_idx >= kv_idx"
     assert main(["port", str(bad)]) == 1
     shown = capsys.readouterr()
