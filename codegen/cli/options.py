@@ -83,7 +83,7 @@ def split_options(parser: argparse.ArgumentParser) -> None:
     what = "number of query heads and key heads (default: 32/8)"
     add("--heads", type=_heads, metavar="N/N", help=what)
     add("--head-dim", type=at_least(8), metavar="N", help="head dimension (default: 128)")
-    add("--strategy", metavar="NAME", help="how GPUs share the work (default: auto, the fastest)")
+    add("--strategy", metavar="NAME", help="how GPUs share the work (default: auto, the fastest by a cost model)")
 
 
 def studio_options(parser: argparse.ArgumentParser) -> None:

@@ -94,10 +94,11 @@ def plan(
         cu_seqlens: integers `[n + 1]`: packed sequences, whose calls take q `[rows, Hq, D]`.
         segment_ids: integers `[S]` or `[B, S]`: documents in rows of a batch. No row attends to another document.
         masks: several `(op, its arguments)` that share this layout, instead of `own`.
-        strategy: "heads", "gather", "exchange", "ring", or "auto". "auto" takes the fastest by the cost model; if the
-            keys of all rows do not fit into its memory, it takes "heads" or "ring" if it can. `layout.reasons` says
-            why. A mesh with two axes has the strategy "2d": heads are split inside nodes, and keys are gathered or
-            exchanged among nodes.
+        strategy: "heads", "gather", "exchange", "ring", or "auto". "auto" takes the fastest by the cost model, or
+            "heads" if that takes at most 5 % more time. If the keys of all rows do not fit into the memory of
+            `machine`, it takes "heads" or "ring" if it can. `layout.reasons` says why.
+            A mesh with two axes has the strategy "2d": heads are split inside nodes, and keys are gathered or exchanged
+            among nodes.
             "exchange" sends only keys that the masks of the plan may attend to. A call of another op, with other
             arguments, with positions, or of a mask that reads arrays gathers all keys.
         balance: "work" distributes rows by the blocks that the masks visit, "zigzag" by row numbers alone, and

@@ -119,10 +119,11 @@ def plan(
             them, and pads none.
         segment_ids: integers `[S]` or `[B, S]`: documents in rows of a batch. No row attends to another document.
         masks: several `(op, its arguments)` that share this layout, such as the layers of a model, instead of `own`.
-        strategy: "heads", "gather", "exchange", "ring", or "auto". "auto" takes the fastest by the cost model; if the
-            keys of all rows do not fit into its memory, it takes "heads" or "ring" if it can. `layout.reasons` says
-            why. A mesh with two dims has the strategy "2d": heads are split inside nodes, and keys are gathered or
-            exchanged among nodes.
+        strategy: "heads", "gather", "exchange", "ring", or "auto". "auto" takes the fastest by the cost model, or
+            "heads" if that takes at most 5 % more time. If the keys of all rows do not fit into the memory of
+            `machine`, it takes "heads" or "ring" if it can. `layout.reasons` says why.
+            A mesh with two dims has the strategy "2d": heads are split inside nodes, and keys are gathered or exchanged
+            among nodes.
             "exchange" sends only keys that the masks of the plan may attend to. A call of another op, or with other
             arguments or with positions, gathers all keys. If masks read tensors, each call compares them with those of
             the plan, which waits for the device. So "auto" never takes "exchange" for these masks.

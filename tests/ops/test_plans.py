@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -63,6 +64,11 @@ def test_the_strategy_follows_the_cost_and_says_why() -> None:
     )  # each rank has one run of rows, and needs the keys of the rows before it
     fast_link = plan(load_op("causal"), 2, **LONG, machine=Machine(link=1e15, latency=0.0))
     assert fast_link.strategy == "heads"
+    two = plan(load_op("causal"), 2, **LONG)
+    more = r"heads: it takes \d\.\d % more time than gather, but every gradient has the bits of one GPU"
+    assert re.fullmatch(more, two.reasons[-1])
+    slow_link = plan(load_op("causal"), 8, **LONG, machine=Machine(link=45e9))
+    assert re.fullmatch(r"heads: it takes \d+\.\d % less time than gather", slow_link.reasons[-1])
     odd = plan(load_op("causal"), 8, seq=32768, heads=(12, 12), head_dim=128)
     assert (odd.strategy, odd.reasons[-1]) == (
         "gather",
@@ -79,7 +85,7 @@ def test_a_ring_is_chosen_where_the_keys_of_all_rows_do_not_fit() -> None:
         layout = plan(load_op("causal"), 8, **long, machine=Machine(memory=memory))
         assert layout.strategy == strategy
     assert layout.reasons[-1].startswith(
-        "ring: the keys of all rows take 19.3 GB, of 19.3 GB that they may; heads cannot"
+        "ring: the keys of all rows take 19.3 GB, more than the 19.3 GB of `Machine(memory=...)`; heads cannot"
     )
     assert layout.head_groups == 1
     by_heads = plan(load_op("causal"), 4, **long, machine=Machine(memory=1e9))
