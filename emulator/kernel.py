@@ -66,8 +66,9 @@ class Kernel:
         return space
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        # `enable_fp_fusion`, as all options of the compiler but the number of warps, changes nothing here.
-        def launch(*arguments: Any, num_warps: int, enable_fp_fusion: bool = True, **constants: Any) -> None:
+        def launch(*arguments: Any, num_warps: int, **constants: Any) -> None:
+            # This is an option of a compiler, and there is none here.
+            constants.pop("enable_fp_fusion", None)
             bound = inspect.signature(self._function).bind(*arguments, **constants)
             annotations = self._function.__annotations__
             given = {
