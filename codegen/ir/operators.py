@@ -90,6 +90,8 @@ class OperatorReader(ABC):
             return expr.logical_not(self.boolean(operand, "not"))
         if isinstance(op, ast.UAdd):
             return self.number(operand, "+")
+        if isinstance(operand, ast.Constant) and type(operand.value) is int:
+            return expr.const(-operand.value)  # -2**31 fits 32 bits, 2**31 does not
         return expr.neg(self.number(operand, "-"))
 
     def read_binary(self, node: ast.BinOp, op: ast.operator, left: ast.expr, right: ast.expr) -> Expr:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 from codegen.ir.arithmetic import (
     OF_FLOATS_TOO,
     floordiv,
@@ -14,7 +16,7 @@ from codegen.ir.arithmetic import (
     to_float,
     where,
 )
-from codegen.ir.nodes import Const, Expr, Op, const
+from codegen.ir.nodes import Const, Expr, Op, const, walk
 from codegen.ir.types import Type
 
 
@@ -58,14 +60,24 @@ def without_quotients(a: Expr, b: Expr) -> tuple[Expr, Expr]:
         quotient = whole_quotient(part)
         if quotient is not None:
             n = int(quotient[1].value)
-            return without_quotients(_multiple(a, n), _multiple(b, n))
+            multiples = _multiple(a, n), _multiple(b, n)
+            # Beside a literal as large as that, the rounding of a quotient shows no more than any other rounding.
+            return (a, b) if any(map(_exceeds_float32, multiples)) else without_quotients(*multiples)
     return a, b
+
+
+def _exceeds_float32(e: Expr) -> bool:
+    """True if an expression holds a finite literal that is no finite float32."""
+    values = (node.value for node in walk(e) if isinstance(node, Const) and node.type is Type.FLOAT)
+    return any(2.0**128 <= abs(value) < math.inf for value in values)
 
 
 def _multiple(e: Expr, n: int) -> Expr:
     """`n * e`, where a quotient by `n` is its dividend, without a rounding."""
     if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
         return OF_FLOATS_TOO[e.op](*(_multiple(a, n) for a in e.args))
+    if isinstance(e, Const) and abs(e.value) == math.inf:
+        return e
     if isinstance(e, Const):
         # 49 times the double that is closest to 3 / 49 is not 3, and block analysis would miss pairs that kernels keep.
         whole = round(n * e.value)

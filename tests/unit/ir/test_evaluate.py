@@ -138,3 +138,17 @@ def test_roundings_of_a_whole_quotient_divide_integers(text: str, wanted: Callab
     positions = np.arange(500)
     found = evaluate(e, {"q_idx": positions, "kv_idx": 250}, {})
     np.testing.assert_array_equal(found, [wanted(x) for x in range(-250, 250)])
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("q_idx / 3 < inf", True),
+        ("-(q_idx / 3) + kv_idx / 7 > -inf", True),
+        ("q_idx / 3 < 3e38", True),  # three times the literal is no float32
+        ("q_idx / 3 > 1.2e38 - kv_idx / 5", False),
+        ("q_idx > -2147483648", True),
+    ],
+)
+def test_comparisons_with_the_ends_of_the_types(text: str, wanted: bool) -> None:
+    assert np.all(evaluate(parse(text, Scope(), Type.BOOL), {"q_idx": np.arange(500), "kv_idx": 250}, {}) == wanted)
