@@ -63,12 +63,11 @@ def block_diffusion(g: Grid) -> Result:
     ancestor=lambda: torch.stack([_ancestors(3), _ancestors(2)]),
 )
 def tree_attention(g: Grid) -> Result:
-    keep = torch.ones(BATCH, 20, 75, dtype=torch.bool, device=g.s.device)
+    keep = torch.zeros(BATCH, 1, *g.s.shape[2:], dtype=torch.bool, device=g.s.device)
     for b, length in enumerate((50, 45)):
-        keep[b, :, length : length + 20] = g.own["ancestor"][b]
-        # Behind the last drafted token: an index beyond the tensor is its last.
-        keep[b, :, length + 20 :] = g.own["ancestor"][b, :, -1:]
-    return keep[:, None, :, :70], g.s
+        keep[b, :, :, :length] = True
+        keep[b, :, :, length : length + 20] = g.own["ancestor"][b]  # no query sees what lies behind
+    return keep, g.s
 
 
 def _ancestors(children: int) -> Tensor:
