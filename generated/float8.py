@@ -15,7 +15,7 @@ True
 import sys
 from typing import Any
 
-from ._runtime.core.checks import LAYOUTS, check_int, fail
+from ._runtime.core.checks import check_int, check_layout, fail
 
 __all__ = ["hadamard", "quantize"]
 
@@ -54,8 +54,7 @@ def quantize(x: Any, *, cu_seqlens: Any = None, layout: str | None = None) -> tu
     framework = _framework(x)
     if layout is None:
         layout = "bshd" if framework == "jax" else "bhsd"
-    if layout not in LAYOUTS:
-        fail("quantize", "layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
+    check_layout("quantize", layout)
     dims = _DIMS[layout] if cu_seqlens is None else "[total, H, D] with cu_seqlens"
     expected = f"a floating-point {_ARRAY} {dims}"
     if not framework or not _dtype_name(x).startswith(("float", "bfloat")):
@@ -87,7 +86,8 @@ def hadamard(columns: int, *, seed: int = 0, like: Any = None, dtype: Any = None
         seed: of the signs, from 0 to 2**30; equal seeds give equal matrices in both frameworks.
         like: a torch tensor or a JAX array, such as q. The matrix has its framework and dtype, and in torch its device.
             By default the matrix is a float32 tensor of torch.
-        dtype, device: of the matrix, instead of those of `like`.
+        dtype: of the matrix, instead of that of `like`.
+        device: of the matrix, instead of that of `like`.
 
     Raises:
         ArgumentError: columns is not a power of two, seed is out of range, `like` is no array, or the dtype has no

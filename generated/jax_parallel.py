@@ -90,14 +90,16 @@ def plan(
         mesh: the number of devices along the axis, `mesh.shape["cp"]`, or a mesh with one axis. For nodes and the
             devices of a node: a pair of numbers or a mesh with two axes.
         seq: rows of the whole sequence; any number.
-        heads: query heads and key heads of a device. head_dim: their size.
+        heads: query heads and key heads of a device.
+        head_dim: size of a head.
         cu_seqlens: integers `[n + 1]`: packed sequences, whose calls take q `[rows, Hq, D]`.
         segment_ids: integers `[S]` or `[B, S]`: documents in rows of a batch. No row attends to another document.
         masks: several `(op, its arguments)` that share this layout, instead of `own`.
-        strategy: "heads", "gather", "exchange", "ring", or "auto". "auto" takes the fastest by the cost model; if the
-            keys of all rows do not fit into its memory, it takes "heads" or "ring" if it can. `layout.reasons` says
-            why. A mesh with two axes has the strategy "2d": heads are split inside nodes, and keys are gathered or
-            exchanged among nodes.
+        strategy: "heads", "gather", "exchange", "ring", or "auto". "auto" takes the fastest by the cost model, or
+            "heads" if that takes at most 5 % more time. If the keys of all rows do not fit into the memory of
+            `machine`, it takes "heads" or "ring" if it can. `layout.reasons` says why.
+            A mesh with two axes has the strategy "2d": heads are split inside nodes, and keys are gathered or exchanged
+            among nodes.
             "exchange" sends only keys that the masks of the plan may attend to. A call of another op, with other
             arguments, with positions, or of a mask that reads arrays gathers all keys.
         balance: "work" distributes rows by the blocks that the masks visit, "zigzag" by row numbers alone, and
@@ -156,6 +158,8 @@ def context_parallel(
     the same on every device. The devices together drop the probabilities that one device would drop.
 
     Args:
+        op: the op, such as `generated.jax.causal`. It may be another one than that of the plan.
+        layout: what `plan` returned.
         axis: the axis of the mesh that rows are cut along; under "2d" the axis of nodes and that of a node's devices.
         mesh: of the devices; its axes are of the type Auto or Explicit. Arrays that are cut in another way along
             Explicit axes are resharded first, and o is sharded as `spec` says.

@@ -114,15 +114,17 @@ def plan(
         mesh: a DeviceMesh with one dim, such as `mesh["cp"]`, or with two: nodes and the ranks of a node; a process
             group, or a pair of them; or, only to look at a plan, a number of ranks or a pair of numbers.
         seq: rows of the whole sequence; any number.
-        heads: query heads and key heads of a rank. head_dim: their size.
+        heads: query heads and key heads of a rank.
+        head_dim: size of a head.
         cu_seqlens: integers `[n + 1]`: packed sequences, whose calls take q `[rows, Hq, D]`. The plan may cut any of
             them, and pads none.
         segment_ids: integers `[S]` or `[B, S]`: documents in rows of a batch. No row attends to another document.
         masks: several `(op, its arguments)` that share this layout, such as the layers of a model, instead of `own`.
-        strategy: "heads", "gather", "exchange", "ring", or "auto". "auto" takes the fastest by the cost model; if the
-            keys of all rows do not fit into its memory, it takes "heads" or "ring" if it can. `layout.reasons` says
-            why. A mesh with two dims has the strategy "2d": heads are split inside nodes, and keys are gathered or
-            exchanged among nodes.
+        strategy: "heads", "gather", "exchange", "ring", or "auto". "auto" takes the fastest by the cost model, or
+            "heads" if that takes at most 5 % more time. If the keys of all rows do not fit into the memory of
+            `machine`, it takes "heads" or "ring" if it can. `layout.reasons` says why.
+            A mesh with two dims has the strategy "2d": heads are split inside nodes, and keys are gathered or exchanged
+            among nodes.
             "exchange" sends only keys that the masks of the plan may attend to. A call of another op, or with other
             arguments or with positions, gathers all keys. If masks read tensors, each call compares them with those of
             the plan, which waits for the device. So "auto" never takes "exchange" for these masks.
@@ -179,6 +181,8 @@ def context_parallel(
     you make the next one.
 
     Args:
+        op: the op, such as `generated.torch.causal`. It may be another one than that of the plan.
+        layout: what `plan` returned for a mesh or a process group.
         check: compare the arguments of all ranks before anything is sent, so that an error on one rank is raised on
             every rank. None: in the first call; True: in every call, for debugging; False: never.
         sum_gradients: add up the gradients of tensors that every rank has whole. False leaves each rank its own part,

@@ -55,6 +55,7 @@ variants:
     mask: >-
       q_idx - kv_idx <= where(kv_idx % 16 == 0, far[h], 5) and (far[h] | kv_idx) > 5 and kv_idx // 4 >= least[h] // 3
     tensors: {far: {dims: [h], dtype: int32}, least: {dims: [h], dtype: int32}}
+  least_dividends: {mask: (kv_idx - 2147483647) // 10 % 2 == 0}
   widths_by_head: {mask: causal and q_idx - kv_idx < 8 * (h + 1)}
   launch_options:
     mask: causal and q_idx - kv_idx < num_warps
@@ -109,6 +110,7 @@ KEPT: dict[str, Callable[..., Tensor]] = {
     "length_reads": lambda at, place, w: _element(place, at.kv_len - 1 - at.k) < 3,
     "chosen_blocks": _named,
     "no_limits": lambda at, far, least: (at.q - at.k <= 5) | (at.k % 16 == 0),
+    "least_dividends": lambda at: (at.k - (2**31 - 1)) // 10 % 2 == 0,
     "widths_by_head": lambda at: (at.q >= at.k) & (at.q - at.k < 8 * (at.h + 1)),
     "launch_options": lambda at, num_warps, **_: (at.q >= at.k) & (at.q - at.k < num_warps),
     "widths_by_length": lambda at, n: (at.q >= at.k) & (at.q - at.k < at.kv_len - n),
@@ -163,7 +165,7 @@ def _arguments(name: str, sequences: int = 2) -> dict[str, Any]:
         return {"barred": torch.tensor([2, -7], dtype=torch.int32, device=DEVICE)}
     if name == "launch_options":
         return {"num_warps": 9, "num_stages": 5, "maxnreg": 7, "debug": 0.5}
-    if name == "widths_by_head":
+    if name in ("widths_by_head", "least_dividends"):
         return {}
     return {"n": 13} if name in ("booleans", "last_keys", "widths_by_length") else {"t": t.requires_grad_()}
 

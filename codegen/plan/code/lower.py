@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from codegen.analysis.affine import MOST_POSITION
 from codegen.analysis.call_modes import KEY_IDS, QUERY_IDS, Mode
 from codegen.analysis.grids import GridSide, grid_axes, shared_runs
 from codegen.analysis.indexing import DECAY, POSITIONS, TOKENS, WIDE_INDICES, exact_index, needs_clamp
@@ -78,11 +79,16 @@ _KEYS = (int_var("kv_idx"), int_var("cols"))
 
 def _operation_of(e: Op) -> str:
     """The operation of a node, a key of `HELPERS` if it has a helper. A tensor's element may be any integer, and so may
-    what was a float: positions and scalars are far smaller."""
-    is_any = e.op == "floordiv" and any(
-        isinstance(node, Load) or (isinstance(node, Op) and node.op == "int") for node in expr.walk(e.args[0])
-    )
+    what was a float, or is counted from a literal beyond all positions; positions and scalars are far smaller."""
+    is_any = e.op == "floordiv" and any(map(_may_be_any, expr.walk(e.args[0])))
     return "floordiv of any" if is_any else e.op
+
+
+def _may_be_any(e: Expr) -> bool:
+    """True for an operand that may make an integer one of the least of 32 bits."""
+    if isinstance(e, Const):
+        return e.type is Type.INT and abs(e.value) > MOST_POSITION
+    return isinstance(e, Load) or (isinstance(e, Op) and e.op == "int")
 
 
 @dataclass

@@ -19,6 +19,21 @@ def keyword_names(op: Any) -> Mapping[str, str]:
     return dict(zip(public, own, strict=True))
 
 
+def shown_as(function: Callable[..., Any], source: Callable[..., Any], op: Any) -> Callable[..., Any]:
+    """`function` as the `backward` of an op: `help` shows it with the parameters and the docstring of `source`.
+
+    The first parameter of `source` is the op's entry, which callers do not pass.
+    """
+    signature = inspect.signature(source)
+    parameters = list(signature.parameters.values())[1:]
+    function.__dict__["__signature__"] = signature.replace(parameters=parameters)
+    function.__doc__ = source.__doc__
+    # Under this name it is pickled.
+    function.__module__, function.__name__ = op.__module__, "backward"
+    function.__qualname__ = f"{op.__name__}.backward"
+    return function
+
+
 class BackwardEntry:
     """What an op's `backward` knows of its op. It takes the keywords of the op that `call(run, q, k, v, ...)` takes.
 

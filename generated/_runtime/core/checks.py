@@ -2,9 +2,9 @@
 """Checks of an op's arguments, before anything is launched. Works on shapes and names: no framework is imported."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from ..archs import MAX_HEAD_DIM, MAX_PAGED_HEAD_DIM, MIN_HEAD_DIM
 
@@ -105,9 +105,19 @@ def host_number(op: str, argument: str, value: Any) -> Any:
     return value
 
 
+def is_choice(value: object, choices: Iterable[str]) -> TypeGuard[str]:
+    """Whether a value is one of these names. An array, which has no single truth value, or a list is none."""
+    return isinstance(value, str) and value in choices
+
+
+def check_choice(op: str, argument: str, value: object, choices: Iterable[str]) -> None:
+    """Check an argument that is one of these names."""
+    if not is_choice(value, choices):
+        fail(op, argument, " or ".join(map(repr, choices)), repr(value))
+
+
 def check_layout(op: str, layout: object) -> None:
-    if layout not in LAYOUTS:
-        fail(op, "layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
+    check_choice(op, "layout", layout, LAYOUTS)
 
 
 def check_shapes(op: str, layout: str, q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> None:

@@ -18,8 +18,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 COMPILER_OPTIONS = {"enable_fp_fusion": True}
-"""Triton's options for every kernel. Triton 3.10 will multiply and add in one instruction only if it is asked to, and 3.9
-warns of that at each process's first kernel. Kernels are as fast and as exact as measured only with such instructions."""
+"""Triton's options for every kernel.
+
+Triton 3.10 will multiply and add in one instruction only if it is asked to, and 3.9 warns of that at the first kernel
+of a process. Kernels are as fast and as exact as measured only with such instructions.
+"""
 
 
 class Job(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..archs import TILE_VALUES
 from ..kernels import TRAITS
-from .checks import check_deterministic, check_int, fail
+from .checks import check_deterministic, check_int, fail, is_choice
 from .families import FAMILIES
 from .tiles import HopperTile, Tile
 
@@ -122,7 +122,7 @@ def checked_options(
     lengths: tuple[Any, Any] = (None, None),
 ) -> CallOptions:
     """Check the arguments `config`, `family`, `deterministic` and LENGTHS of a call of this mode."""
-    if family is not None and family not in FAMILIES:
+    if family is not None and not is_choice(family, FAMILIES):
         fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
     check_deterministic(op, deterministic)
     if deterministic and mode in TRAITS[op].atomic_modes:

@@ -6,13 +6,12 @@ dk and dv are float32, because they are partial sums over calls or devices. Only
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from ..core.backward_calls import BackwardEntry
+from ..core.backward_calls import BackwardEntry, shown_as
 from ..core.checks import fail
 from ..core.fp8 import FP8
 from ..core.schedules import Schedule
@@ -41,7 +40,12 @@ class Gradients(NamedTuple):
 
 def give_backward(op: Any, call: Callable[..., Any]) -> None:
     """Set `op.backward`. `call(run, ...)` is the body of the op, with all of its parameters but those for pages."""
-    op.__dict__["backward"] = partial(_backward, BackwardEntry(op, call))
+    entry = BackwardEntry(op, call)
+
+    def backward(*args: Any, **keywords: Any) -> Gradients:
+        return _backward(entry, *args, **keywords)
+
+    op.__dict__["backward"] = shown_as(backward, _backward, op)
 
 
 def _backward(
@@ -65,10 +69,16 @@ def _backward(
     log-decay is correct only if k has all keys of a row. The gradients cannot be differentiated again.
 
     Args:
-        do: gradient of o. dlse: gradient of lse, float32, or None.
-        q, k, v, o, lse: as the op takes and returns them. keywords: those of the op, except those for pages.
+        do: gradient of o.
+        q: as the op takes it.
+        k: as the op takes it.
+        v: as the op takes it.
+        o: as the op returned it, or merged from several calls.
+        lse: as the op returned it, or merged from several calls.
+        dlse: gradient of lse, float32, or None.
         wanted: keywords of the variant's own arrays whose gradients are wanted. None: all arrays that have a gradient.
         wide_dq: dq is float32, as dk and dv are.
+        **keywords: those of the op, except those of pages.
 
     Raises:
         ArgumentError: a bad argument.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ..core.backward_calls import BackwardEntry
+from ..core.backward_calls import BackwardEntry, shown_as
 from ..core.checks import check_flag, fail
 from .dtypes import FP8_DTYPE
 from .replay import replayed
@@ -43,15 +43,13 @@ def give_backward(op: Any, call: Callable[..., Any]) -> None:
     replays = replayed(of_inputs)
 
     def backward(*args: Any, **keywords: Any) -> Gradients:
-        """`_backward`, replayed like the op if autograd is off and no gradients of the variant's tensors are wanted."""
+        # Replayed like the op if autograd is off and no gradients of the variant's tensors are wanted.
         if keywords.get("wanted") != () or torch.is_grad_enabled():
             return _backward(entry, *args, **keywords)
         dq, dk, dv = replays(*args, **keywords)
         return Gradients(dq, dk, dv, {})
 
-    # Under this name it is pickled.
-    backward.__module__, backward.__qualname__ = op.__module__, f"{op.__name__}.backward"
-    op.__dict__["backward"] = backward
+    op.__dict__["backward"] = shown_as(backward, _backward, op)
 
 
 def _backward(
@@ -75,10 +73,16 @@ def _backward(
     correct only if k has all keys of a row. Autograd records nothing of this.
 
     Args:
-        do: gradient of o. dlse: gradient of lse, float32, or None.
-        q, k, v, o, lse: as the op takes and returns them. keywords: those of the op, except those of pages.
+        do: gradient of o.
+        q: as the op takes it.
+        k: as the op takes it.
+        v: as the op takes it.
+        o: as the op returned it, or merged from several calls.
+        lse: as the op returned it, or merged from several calls.
+        dlse: gradient of lse, float32, or None.
         wanted: keywords of the variant's own tensors whose gradients are wanted; None: all that have one.
         wide_dq: dq is float32, too.
+        **keywords: those of the op, except those of pages.
 
     Raises:
         ArgumentError: a bad argument.

@@ -167,6 +167,8 @@ class PagedKernels:
         """o and lse by the plain reference."""
         if call.page_table is None:
             return self._dense_reference(call, own)
+        if call.num_seqs == 0:
+            return call.results(backend)  # of no row; tensors by batch row have no row to read
         packed = gathered(call)
         given = dict(zip(self.own, own, strict=True))
         q, k, v = packed.q, packed.k, packed.v

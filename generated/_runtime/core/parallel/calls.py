@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..checks import LAYOUTS, PACKED, fail
+from ..checks import PACKED, check_layout, fail
 from .costs import repeats_of_keys
 from .ring_steps import check_ring
 from .shards import Layout
@@ -77,8 +77,7 @@ def _check_names(op: str, known: Sequence[str], given: Mapping[str, Any], defaul
         is_zero = name == "q_offset" and isinstance(value, int) and value == 0
         if name in _OF_LAYOUT and value is not None and not is_zero:
             fail(op, name, f"None over several ranks: {_OF_LAYOUT[name]}", type(value).__name__)
-    if given.get("layout", default) not in LAYOUTS:
-        fail(op, "layout", " or ".join(map(repr, LAYOUTS)), repr(given["layout"]))
+    check_layout(op, given.get("layout", default))
 
 
 def _check_rows(op: str, layout: Layout, given: Mapping[str, Any], form: str) -> None:

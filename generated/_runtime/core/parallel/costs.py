@@ -300,8 +300,11 @@ class Choices:
             rows = exchange
             other = heads if heads is not None and heads.total < gather.total else gather
         if heads is not None and heads.total <= rows.total * (1 + BITWISE):
-            slower = f"at most {100 * BITWISE:.0f} % slower"
-            return heads, (*costs, f"heads: {slower}, and every gradient has the bits of one GPU")
+            share = heads.total / rows.total - 1 if rows.total else 0.0
+            reason = f"it takes {abs(100 * share):.1f} % {'more' if share > 0 else 'less'} time than {rows.strategy}"
+            if share > 0:
+                reason += ", but every gradient has the bits of one GPU"
+            return heads, (*costs, f"heads: {reason}")
         if other is None:
             return rows, (*costs, f"{rows.strategy}, as heads cannot be split: {self.why_not_heads}")
         faster = f"it is {100 * (other.total / rows.total - 1):.1f} % faster than {other.strategy}"
@@ -309,7 +312,8 @@ class Choices:
 
     def _best_of_long_rows(self, machine: Machine, costs: tuple[str, ...]) -> tuple[Cost, tuple[str, ...]]:
         """As `best`, if a GPU has no room for the keys of all rows."""
-        room = f"the keys of all rows take {self.keys / 1e9:.1f} GB, of {machine.memory / 1e9:.1f} GB that they may"
+        taken, allowed = self.keys / 1e9, machine.memory / 1e9
+        room = f"the keys of all rows take {taken:.1f} GB, more than the {allowed:.1f} GB of `Machine(memory=...)`"
         if self.heads is not None:
             return self.heads, (*costs, f"heads: {room}")
         if self.ring is not None:

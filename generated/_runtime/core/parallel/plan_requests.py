@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...archs import MAX_HEAD_DIM, MIN_HEAD_DIM
-from ..checks import OFFSET_LIMIT, fail
+from ..checks import OFFSET_LIMIT, check_choice, fail
 from .costs import Machine
 from .plan_arguments import (
     check_begins,
@@ -80,12 +80,10 @@ def checked_request(
     machine = Machine() if machine is None else machine
     if not isinstance(machine, Machine):
         fail("plan", "machine", "a Machine or None", type(machine).__name__)
+    check_choice("plan", "strategy", strategy, STRATEGIES)
     row_ranks, inner = check_ranks(ranks, strategy, machine)
     has_nodes = isinstance(ranks, tuple)
-    if strategy not in STRATEGIES:
-        fail("plan", "strategy", " or ".join(map(repr, STRATEGIES)), repr(strategy))
-    if not isinstance(balance, str) or balance not in DEALS:
-        fail("plan", "balance", " or ".join(map(repr, DEALS)), repr(balance))
+    check_choice("plan", "balance", balance, DEALS)
     if cu_seqlens is not None and segment_ids is not None:
         fail("plan", "segment_ids", "None beside cu_seqlens", type(segment_ids).__name__)
     if seq < row_ranks * inner:
