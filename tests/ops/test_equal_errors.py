@@ -220,3 +220,29 @@ def test_flags_are_true_or_false(framework: str) -> None:
         op.backward(o, q, k, v, o, lse, wide_dq="no")
     with pytest.raises(ArgumentError, match=r"^causal.schedule: backward: expected True or False, got 1$"):
         op.schedule(q, k, v, backward=1)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize(
+    ("good", "name"),
+    [
+        *(
+            (DENSE, name)
+            for name in ("layout", "family", "scale", "return_lse", "config", "deterministic", "padding_id")
+        ),
+        *((PACKED, name) for name in ("layout", "max_seqlen_q")),
+        *((PAGED, name) for name in ("layout", "family", "splits", "config")),
+    ],
+)
+def test_an_array_in_the_place_of_a_word_or_number(framework: str, good: Call, name: str) -> None:
+    """It is compared with no word, which gives an array of booleans. The message has its shape, not its elements."""
+    convert = torch.from_numpy if framework == "torch" else jax.numpy.asarray
+    given = {key: convert(x) if isinstance(x, np.ndarray) else x for key, x in good.items()}
+    op = importlib.import_module(f"generated.{framework}").causal
+    for array in (floats(3, 50), convert(floats(3, 50))):
+        with pytest.raises(ArgumentError, match=rf"^causal: {name}: expected .*, got \w+ of [\w.]+ \[3, 50\]$"):
+            op(**given | {name: array})
+
+
+def test_a_message_has_only_the_start_of_a_long_value() -> None:
+    assert len(refusal("torch", "causal", DENSE | {"layout": "bhsd" * 1000})) < 300

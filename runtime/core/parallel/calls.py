@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..checks import PACKED, check_layout, fail
+from ..checks import LAYOUTS, PACKED, fail, is_among, shown
 from .costs import repeats_of_keys
 from .ring_steps import check_ring
 from .shards import Layout
@@ -76,7 +76,8 @@ def _check_names(op: str, known: Sequence[str], given: Mapping[str, Any], defaul
         is_zero = name == "q_offset" and isinstance(value, int) and value == 0
         if name in _OF_LAYOUT and value is not None and not is_zero:
             fail(op, name, f"None over several ranks: {_OF_LAYOUT[name]}", type(value).__name__)
-    check_layout(op, given.get("layout", default))
+    if not is_among(given.get("layout", default), LAYOUTS):
+        fail(op, "layout", " or ".join(map(repr, LAYOUTS)), shown(given["layout"]))
 
 
 def _check_rows(op: str, layout: Layout, given: Mapping[str, Any], form: str) -> None:
@@ -116,7 +117,7 @@ def _check_options(op: str, given: Mapping[str, Any]) -> None:
     origin = given.get("dropout_origin")
     if origin is not None and not (isinstance(origin, (tuple, list)) and len(origin) == 3):
         expected = "None or (batch row, head, heads): the layout says where rows and keys are"
-        fail(op, "dropout_origin", expected, repr(origin))
+        fail(op, "dropout_origin", expected, shown(origin))
     if given.get("seed") is None:
         fail(op, "seed", "a seed over several ranks, the same on each", None)
 

@@ -39,3 +39,11 @@ def test_a_backward_under_autocast_is_that_of_one_outside() -> None:
             found.append(torch.autograd.grad(o, leaves, do))
     for outside, under in zip(*found, strict=True):
         torch.testing.assert_close(under, outside, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("size", "text"), [(-5, "of at least 1, got -5"), (2**31, "of at most .*, got 2147483648")])
+def test_a_compiled_call_names_a_wrong_number_that_is_a_symbol(size: int, text: str) -> None:
+    q, window = torch.zeros(1, 2, 8, 16), calls.load_op("window")
+    compiled = torch.compile(lambda n: window(q, q, q, size=n), backend="eager", fullgraph=True, dynamic=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=f"window: size: expected an int {text}"):
+        compiled(size)
