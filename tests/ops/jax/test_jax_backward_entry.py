@@ -128,3 +128,9 @@ def test_bad_arguments_raise_an_error() -> None:
         op.backward(do, q, k, v, o, lse[:1], **keywords)
     with pytest.raises(ArgumentError, match=r"causal.backward: wanted: expected names among none, got 'g'"):
         op.backward(do, q, k, v, o, lse, wanted=["g"], **keywords)
+    with pytest.raises(ArgumentError, match=r"causal.backward: wanted: expected None or a sequence of names .*, got 3"):
+        op.backward(do, q, k, v, o, lse, wanted=3, **keywords)
+    with pytest.raises(ArgumentError, match=r"causal.backward: o: expected as the op returns it, floats .*, got int32"):
+        op.backward(do, q, k, v, o.astype(int), lse, **keywords)
+    with pytest.raises(ArgumentError, match=r"causal.backward: do: expected as the op returns it, floats .*, got bool"):
+        op.backward(do.astype(bool), q, k, v, o, lse, **keywords)

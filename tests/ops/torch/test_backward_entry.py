@@ -6,6 +6,7 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -138,13 +139,37 @@ def test_computes_the_gradients_that_are_wanted() -> None:
         ({"o": torch.zeros(2, 4, 39, 16)}, r"o: expected as the op returns it, floats \[2, 4, 40, 16\], got .*39"),
         ({"lse": torch.zeros(2, 4, 39)}, r"lse: expected as the op returns it, float32 \[2, 4, 40\], got .*39"),
         ({"lse": torch.zeros(2, 4, 40).double()}, r"lse: expected as the op returns it, float32 .* got torch.float64"),
+        ({"o": torch.zeros(2, 4, 40, 16).int()}, r"o: expected as the op returns it, floats .*, got torch.int32"),
+        ({"o": torch.zeros(2, 4, 40, 16).to("meta")}, "o: expected device cpu, that of q, got meta"),
+        ({"lse": np.zeros((2, 4, 40), np.float32)}, r"lse: expected a torch.Tensor, got ndarray"),
+        ({"do": torch.zeros(2, 4, 40, 16).to("meta")}, "do: expected device cpu, that of q, got meta"),
+        (
+            {"do": torch.zeros(2, 4, 40, 16).to(torch.complex64)},
+            "do: expected as the op returns it, floats .*complex64",
+        ),
+        ({"do": torch.zeros(2, 4, 40, 16).to_sparse()}, "do: expected layout torch.strided, got torch.sparse_coo"),
+        ({"dlse": 1.0}, "dlse: expected a torch.Tensor, got float"),
         ({"wanted": ["slope"]}, "wanted: expected names among none, got 'slope'"),
+        ({"wanted": [["slope"]]}, r"wanted: expected names among none, got \['slope'\]"),
+        ({"wanted": "slope"}, "wanted: expected None or a sequence of names among none, got 'slope'"),
+        ({"wanted": 3}, "wanted: expected None or a sequence of names among none, got 3"),
         ({"page_table": None}, "page_table: expected one of .*, got an argument of that name"),
     ],
 )
 def test_bad_arguments_raise_an_error(change: dict[str, Any], message: str) -> None:
     inputs = calls.draw_inputs(calls.load_manifest()["causal"], SHAPE, dtype=torch.float32, device="cpu")
-    given: dict[str, Any] = {"o": torch.zeros(2, 4, 40, 16), "lse": torch.zeros(2, 4, 40)} | change
+    given: dict[str, Any] = {"do": inputs.do, "o": torch.zeros(2, 4, 40, 16), "lse": torch.zeros(2, 4, 40)} | change
     q, k, v = (x.detach() for x in (inputs.q, inputs.k, inputs.v))
     with pytest.raises(ArgumentError, match=f"causal.backward: {message}"):
-        causal.backward(inputs.do, q, k, v, **given)
+        causal.backward(q=q, k=k, v=v, **given)
+
+
+def test_arguments_of_the_op_are_checked_as_by_the_op() -> None:
+    q = torch.zeros(1, 2, 8, 16)
+    lse = torch.zeros(1, 2, 8)
+    with pytest.raises(ArgumentError, match=r"^causal: q: expected a torch.Tensor, got list$"):
+        causal.backward(q, [1.0], q, q, q, lse)
+    with pytest.raises(
+        ArgumentError, match=r"^causal: layout: expected 'bhsd' or 'bshd', got ndarray of float32 \[2, 2\]$"
+    ):
+        causal.backward(q, q, q, q, q, lse, layout=np.zeros((2, 2), np.float32))
