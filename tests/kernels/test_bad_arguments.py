@@ -131,6 +131,16 @@ SHARED: list[tuple[str, Callable[[], Arguments], str]] = [
         "v: expected layout torch.strided, got torch.sparse_coo",
     ),
     (
+        "sparse_q_offset",
+        lambda: {"q_offset": zeros(2, dtype=torch.int32).to_sparse()},
+        "q_offset: expected layout torch.strided, got torch.sparse_coo",
+    ),
+    (
+        "sparse_kv_lengths",
+        lambda: {"kv_lengths": zeros(2, dtype=torch.int64).to_sparse()},
+        "kv_lengths: expected layout torch.strided, got torch.sparse_coo",
+    ),
+    (
         "q_offset_list",
         lambda: {"q_offset": [1, 2]},
         "q_offset: expected an int, 'end' or an integer tensor, got [1, 2]",
@@ -247,6 +257,18 @@ OWN: list[tuple[str, str, Callable[[], Any], str]] = [
         "slope",
         lambda: zeros(4, dtype=torch.float32, device="meta"),
         f"expected device {AT}, that of q, got meta",
+    ),
+    (
+        "alibi",
+        "slope",
+        lambda: zeros(4, dtype=torch.float32).to_sparse(),
+        "expected layout torch.strided, got torch.sparse_coo",
+    ),
+    (
+        "document",
+        "doc",
+        lambda: zeros(2, 8, dtype=torch.int32).to_sparse(),
+        "expected layout torch.strided, got torch.sparse_coo",
     ),
     ("gpt_oss", "sink", lambda: None, "expected a torch.Tensor of shape [4], got nothing"),
     ("gpt_oss", "sink", lambda: zeros(2), "expected shape [4], got [2]"),
