@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from operator import index
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from ..archs import MAX_HEAD_DIM, MAX_PAGED_HEAD_DIM, MIN_HEAD_DIM
 
@@ -76,7 +76,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_REPR else f"{text[:_LONGEST_REPR]}..."
 
 
-def is_among(value: object, words: Iterable[str]) -> bool:
+def is_among(value: object, words: Iterable[str]) -> TypeGuard[str]:
     """Whether a value is one of these words. Arrays are never compared: they compare element by element."""
     return isinstance(value, str) and value in words
 
