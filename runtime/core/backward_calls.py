@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache
 from typing import Any
 
-from .checks import check_layout, fail, is_among, shown
+from .checks import check_layout, fail, is_choice, shown
 
 _OWN = ("run", "q", "k", "v", "return_lse")
 """Parameters of `call` that `backward` does not take as keywords."""
@@ -71,7 +71,7 @@ class BackwardEntry:
         if wanted is not None and (isinstance(wanted, str) or not isinstance(wanted, (Sequence, Set))):
             fail(f"{self.op}.backward", "wanted", f"None or a sequence of {expected}", shown(wanted))
         for name in wanted or ():
-            if not is_among(name, known):
+            if not is_choice(name, known):
                 fail(f"{self.op}.backward", "wanted", expected, shown(name))
         return [own for name, own in known.items() if wanted is None or name in wanted]
 

@@ -76,11 +76,6 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_REPR else f"{text[:_LONGEST_REPR]}..."
 
 
-def is_among(value: object, words: Iterable[str]) -> TypeGuard[str]:
-    """Whether a value is one of these words. Arrays are never compared: they compare element by element."""
-    return isinstance(value, str) and value in words
-
-
 def fail(op: str, argument: str, expected: str, got: object) -> NoReturn:
     """Raise the one error of an op's bad argument."""
     raise ArgumentError(f"{op}: {argument}: expected {expected}, got {got}")
@@ -125,19 +120,18 @@ def host_number(op: str, argument: str, value: Any) -> Any:
 
 
 def is_choice(value: object, choices: Iterable[str]) -> TypeGuard[str]:
-    """Whether a value is one of these names. An array, which has no single truth value, or a list is none."""
+    """Whether a value is one of these names. Arrays are never compared: they compare element by element."""
     return isinstance(value, str) and value in choices
 
 
 def check_choice(op: str, argument: str, value: object, choices: Iterable[str]) -> None:
     """Check an argument that is one of these names."""
     if not is_choice(value, choices):
-        fail(op, argument, " or ".join(map(repr, choices)), repr(value))
+        fail(op, argument, " or ".join(map(repr, choices)), shown(value))
 
 
 def check_layout(op: str, layout: object) -> None:
-    if not is_among(layout, LAYOUTS):
-        fail(op, "layout", " or ".join(map(repr, LAYOUTS)), shown(layout))
+    check_choice(op, "layout", layout, LAYOUTS)
 
 
 def check_shapes(op: str, layout: str, q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> None:

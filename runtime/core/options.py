@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..archs import TILE_VALUES
 from ..kernels import TRAITS
-from .checks import check_deterministic, check_int, fail, is_among, shown
+from .checks import check_deterministic, check_int, fail, is_choice, shown
 from .families import FAMILIES
 from .tiles import HopperTile, Tile
 
@@ -121,7 +121,7 @@ def checked_options(
     lengths: tuple[Any, Any] = (None, None),
 ) -> CallOptions:
     """Check the arguments `config`, `family`, `deterministic` and LENGTHS of a call of this mode."""
-    if family is not None and not is_among(family, FAMILIES):
+    if family is not None and not is_choice(family, FAMILIES):
         fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", shown(family))
     check_deterministic(op, deterministic)
     if deterministic and mode in TRAITS[op].atomic_modes:

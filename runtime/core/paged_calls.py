@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
 from ..archs import MAX_PAGED_HEAD_DIM, MIN_HEAD_DIM
-from .checks import Size, at_least, check_deterministic, check_int, check_padding_id, fail, is_among, shown
+from .checks import Size, at_least, check_choice, check_deterministic, check_int, check_padding_id, fail
 from .launches import Tensor
 from .paged import FP8, NUM_TABLES, WHOLE_ROW, CacheCall
 from .paged_tiles import DECODE, PagedConfig, PagedTiles
@@ -89,8 +89,7 @@ PAGE_LAYOUTS = {"pshd": (0, 1, 2, 3), "phsd": (0, 2, 1, 3)}
 
 
 def check_page_layout(op: str, page_layout: object) -> None:
-    if not is_among(page_layout, PAGE_LAYOUTS):
-        fail(op, "page_layout", " or ".join(map(repr, PAGE_LAYOUTS)), shown(page_layout))
+    check_choice(op, "page_layout", page_layout, PAGE_LAYOUTS)
 
 
 def columns_of_values(op: str, values_in_keys: object, v: object, head_dim: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..archs import HOPPER_FAMILY
 from ..kernels import TRAITS
-from .checks import fail, is_among, shown
+from .checks import fail, is_choice, shown
 from .configs import next_power_of_2
 from .families import FAMILIES, forward_refusal, has_split_tile, tile_columns
 from .launches import Backend, Tensor
@@ -51,7 +51,7 @@ def is_copied(strides: Strides, count: int, itemsize: int) -> bool:
 
 def check_family(op: str, family: object) -> str | None:
     """The family that a call on paged caches asks for, checked."""
-    if family is not None and not is_among(family, FAMILIES):
+    if family is not None and not is_choice(family, FAMILIES):
         fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", shown(family))
     return family
 

@@ -7,7 +7,7 @@ so a sequence's results have the same bits in any batch, on any pages. No framew
 from typing import NamedTuple
 
 from ..archs import NARROW_HEAD_DIM
-from .checks import fail, host_number, is_among, shown
+from .checks import fail, host_number, is_choice, shown
 from .configs import cdiv
 from .paged_tiles import PagedTiles
 from .tiles import HOPPER, HopperTile, PagedTile, Tile
@@ -118,7 +118,7 @@ def check_splits(op: str, splits: object) -> Splits:
     """The rule for splits of a call, checked."""
     splits = host_number(op, "splits", splits)
     whole = isinstance(splits, int) and not isinstance(splits, bool) and splits >= 1
-    if splits is not None and not whole and not is_among(splits, (BALANCED,)):
+    if splits is not None and not whole and not is_choice(splits, (BALANCED,)):
         fail(op, "splits", "None, 'balanced', 1 for no split, or an int of keys a split", shown(splits))
     found: Splits = splits  # type: ignore[assignment]
     return found

@@ -14,7 +14,7 @@ True
 import sys
 from typing import Any
 
-from ._runtime.core.checks import LAYOUTS, check_int, fail, is_among, shown
+from ._runtime.core.checks import check_int, check_layout, fail
 
 __all__ = ["hadamard", "quantize"]
 
@@ -53,8 +53,7 @@ def quantize(x: Any, *, cu_seqlens: Any = None, layout: str | None = None) -> tu
     framework = _framework(x)
     if layout is None:
         layout = "bshd" if framework == "jax" else "bhsd"
-    if not is_among(layout, LAYOUTS):
-        fail("quantize", "layout", " or ".join(map(repr, LAYOUTS)), shown(layout))
+    check_layout("quantize", layout)
     dims = _DIMS[layout] if cu_seqlens is None else "[total, H, D] with cu_seqlens"
     expected = f"a floating-point {_ARRAY} {dims}"
     if not framework or not _dtype_name(x).startswith(("float", "bfloat")):

@@ -2,11 +2,11 @@
 """The arguments of an op's `backward`, which takes the arguments of the op. No framework is imported."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache
 from typing import Any
 
-from .checks import fail
+from .checks import check_layout, fail, is_choice, shown
 
 _OWN = ("run", "q", "k", "v", "return_lse")
 """Parameters of `call` that `backward` does not take as keywords."""
@@ -61,21 +61,26 @@ class BackwardEntry:
                 known = ", ".join(each for each, own in self.names.items() if own in self.defaults)
                 fail(f"{self.op}.backward", name, f"one of {known}", "an argument of that name")
         given = {**self.defaults, **{self.names[name]: x for name, x in keywords.items()}}
+        check_layout(self.op, given["layout"])
         given["q_offset"] = 0 if given["q_offset"] is None else given["q_offset"]
         return given
 
     def wanted(self, wanted: Sequence[str] | None, gradients: Sequence[str]) -> list[str]:
         """The names, in the op's code, of those of a variant's `gradients` that are wanted; all by default."""
         known = {name: own for name, own in self.names.items() if own in gradients}
+        expected = f"names among {', '.join(known) or 'none'}"
+        if wanted is not None and (isinstance(wanted, str) or not isinstance(wanted, (Sequence, Set))):
+            fail(f"{self.op}.backward", "wanted", f"None or a sequence of {expected}", shown(wanted))
         for name in wanted or ():
-            if name not in known:
-                expected = f"names among {', '.join(known) or 'none'}"
-                fail(f"{self.op}.backward", "wanted", expected, repr(name))
+            if not is_choice(name, known):
+                fail(f"{self.op}.backward", "wanted", expected, shown(name))
         return [own for name, own in known.items() if wanted is None or name in wanted]
 
     def check_result(self, x: Any, name: str, shape: Sequence[int], dtype: str = "") -> None:
-        """Raise an error unless `x` looks like a result of the op: of this shape, and of a dtype if that is fixed."""
+        """Raise an error unless `x` looks like a result of the op: floats of this shape, and of a dtype if that is
+        fixed."""
         got_shape, got_dtype = list(getattr(x, "shape", ())), str(getattr(x, "dtype", type(x).__name__))
-        if got_shape != list(shape) or not got_dtype.endswith(dtype) or not hasattr(x, "shape"):
+        are_floats = got_dtype.removeprefix("torch.").startswith(("float", "bfloat"))
+        if got_shape != list(shape) or not got_dtype.endswith(dtype) or not are_floats or not hasattr(x, "dtype"):
             expected = f"as the op returns it, {dtype or 'floats'} {list(shape)}"
             fail(f"{self.op}.backward", name, expected, f"{got_dtype} {got_shape}")

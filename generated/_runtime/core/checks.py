@@ -4,6 +4,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from operator import index
 from typing import Any, NoReturn, TypeGuard
 
 from ..archs import MAX_HEAD_DIM, MAX_PAGED_HEAD_DIM, MIN_HEAD_DIM
@@ -22,6 +23,7 @@ LARGEST_SCALE = 2.0**127
 SEED_END = 2**63
 # Dropout counts heads over all batch rows in one 32-bit word, which JAX carries as an int32.
 HEADS_END = 2**31
+_LONGEST_REPR = 200
 
 DROPOUT_ROWS, DROPOUT_KEYS = 16, 32
 """Dropout draws its random words for tiles of so many rows and keys. A call must not begin inside such a tile."""
@@ -60,6 +62,19 @@ def computed(text: str, size: Callable[..., int], *values: Any) -> Size:
         return size(*values), text
     except (ArithmeticError, ValueError):  # a division by zero, a shift by a negative number
         return at_least(1)
+
+
+def shown(value: object) -> str:
+    """A wrong value in an error: an array by type, dtype and shape, anything else by the start of its repr."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        # Dynamo prints a number that it traces as a symbol only as the int that it stands for.
+        value = index(value)
+    else:
+        shape = getattr(value, "shape", None)
+        if isinstance(shape, tuple) and shape and hasattr(value, "dtype"):
+            return f"{type(value).__name__} of {value.dtype} {list(shape)}"
+    text = repr(value)
+    return text if len(text) <= _LONGEST_REPR else f"{text[:_LONGEST_REPR]}..."
 
 
 def fail(op: str, argument: str, expected: str, got: object) -> NoReturn:
@@ -106,14 +121,14 @@ def host_number(op: str, argument: str, value: Any) -> Any:
 
 
 def is_choice(value: object, choices: Iterable[str]) -> TypeGuard[str]:
-    """Whether a value is one of these names. An array, which has no single truth value, or a list is none."""
+    """Whether a value is one of these names. Arrays are never compared: they compare element by element."""
     return isinstance(value, str) and value in choices
 
 
 def check_choice(op: str, argument: str, value: object, choices: Iterable[str]) -> None:
     """Check an argument that is one of these names."""
     if not is_choice(value, choices):
-        fail(op, argument, " or ".join(map(repr, choices)), repr(value))
+        fail(op, argument, " or ".join(map(repr, choices)), shown(value))
 
 
 def check_layout(op: str, layout: object) -> None:
@@ -174,7 +189,7 @@ def check_sizes(op: str, argument: str, shape: Sequence[int], expected: Sequence
 def check_scale(op: str, scale: object) -> None:
     if abs(check_finite(op, "scale", scale, "a finite number or None", lambda _: True)) > LARGEST_SCALE:
         # Kernels multiply it by log2(e), which float32 must hold.
-        fail(op, "scale", "a number between -2**127 and 2**127, or None", repr(scale))
+        fail(op, "scale", "a number between -2**127 and 2**127, or None", shown(scale))
 
 
 def check_finite(op: str, argument: str, value: Any, expected: str, fits: Callable[[float], bool]) -> float:
@@ -182,7 +197,7 @@ def check_finite(op: str, argument: str, value: Any, expected: str, fits: Callab
     value = host_number(op, argument, value)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not abs(value) < float("inf") or not fits(value):
-        fail(op, argument, expected, repr(value))
+        fail(op, argument, expected, shown(value))
     if abs(value) > LARGEST_FLOAT:
         fail(op, argument, "a number that float32 holds", value if isinstance(value, float) else "a larger int")
     return float(value)
@@ -220,9 +235,9 @@ def check_int(
     value = host_number(op, argument, value)
     is_int = isinstance(value, int) or type(value).__name__ == "SymInt"
     if isinstance(value, bool) or not is_int or not in_range(value, minimum, maximum):
-        fail(op, argument, f"an int{range_text(minimum, maximum)}", repr(value))
+        fail(op, argument, f"an int{range_text(minimum, maximum)}", shown(value))
     if not -INT_LIMIT <= value <= INT_LIMIT:
-        fail(op, argument, "an int of at most 2**30 either way", value)
+        fail(op, argument, "an int of at most 2**30 either way", shown(value))
     if nonzero and value == 0:
         fail(op, argument, "an int other than 0, as it divides", value)
     number: int = value
@@ -240,9 +255,9 @@ def check_float(
     """A floating-point argument of the kernels, checked, as a Python float: Triton takes an int for an integer."""
     value = host_number(op, argument, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not in_range(value, minimum, maximum):
-        fail(op, argument, f"a number{range_text(minimum, maximum)}", repr(value))
+        fail(op, argument, f"a number{range_text(minimum, maximum)}", shown(value))
     if value != value:
-        fail(op, argument, "a number that is not NaN", repr(value))
+        fail(op, argument, "a number that is not NaN", shown(value))
     if LARGEST_FLOAT < abs(value) < float("inf"):
         fail(op, argument, "a number that float32 holds", value if isinstance(value, float) else "a larger int")
     return float(value)
@@ -254,7 +269,7 @@ def check_flag(op: str, argument: str, value: Any) -> bool:
         return value
     found = host_number(op, argument, value)
     if not isinstance(found, bool):
-        fail(op, argument, "True or False", repr(value))
+        fail(op, argument, "True or False", shown(value))
     return found
 
 
@@ -262,14 +277,14 @@ def check_deterministic(op: str, deterministic: object) -> None:
     """Check whether a call asks for gradients of equal bits: by a bool, or None for the default."""
     found = host_number(op, "deterministic", deterministic)
     if found is not None and not isinstance(found, bool):
-        fail(op, "deterministic", "None, True or False", repr(deterministic))
+        fail(op, "deterministic", "None, True or False", shown(deterministic))
 
 
 def check_padding_id(op: str, padding_id: object) -> int:
     """The segment id of padding, checked: any number that an int32 tensor can hold."""
     padding_id = host_number(op, "padding_id", padding_id)
     if isinstance(padding_id, bool) or not isinstance(padding_id, int) or not -(2**31) <= padding_id < 2**31:
-        fail(op, "padding_id", "an int of 32 bits", repr(padding_id))
+        fail(op, "padding_id", "an int of 32 bits", shown(padding_id))
     return padding_id
 
 
@@ -277,7 +292,7 @@ def check_dropout_p(op: str, dropout_p: object) -> float:
     """The probability of dropout, checked."""
     dropout_p = host_number(op, "dropout_p", dropout_p)
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)) or not 0 <= dropout_p < 1:
-        fail(op, "dropout_p", "a number from 0 to below 1", repr(dropout_p))
+        fail(op, "dropout_p", "a number from 0 to below 1", shown(dropout_p))
     return float(dropout_p)
 
 
@@ -285,14 +300,14 @@ def check_prune(op: str, prune: object) -> float:
     """The share of a row's weight that a call may leave out, checked."""
     prune = host_number(op, "prune", prune)
     if isinstance(prune, bool) or not isinstance(prune, (int, float)) or not 0 < prune < 1:
-        fail(op, "prune", "a number between 0 and 1, such as 2**-24, or None", repr(prune))
+        fail(op, "prune", "a number between 0 and 1, such as 2**-24, or None", shown(prune))
     return float(prune)
 
 
 def check_whole(op: str, prune: object) -> None:
     """Refuse to prune a call on paged caches."""
     if prune is not None:
-        fail(op, "prune", "None beside page_table: calls on paged caches visit every key", repr(prune))
+        fail(op, "prune", "None beside page_table: calls on paged caches visit every key", shown(prune))
 
 
 def check_unscheduled(op: str, schedule: object) -> None:
@@ -310,7 +325,7 @@ def check_seed(op: str, seed: object) -> int:
     """The seed of dropout, checked. It has 63 of the generator's 64 bits, because operators carry signed integers."""
     seed = host_number(op, "seed", seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEED_END:
-        fail(op, "seed", "an int from 0 to 2**63 - 1 or None", repr(seed))
+        fail(op, "seed", "an int from 0 to 2**63 - 1 or None", shown(seed))
     return seed
 
 
@@ -324,19 +339,19 @@ def dropout_coordinates(op: str, origin: Any, heads: int) -> tuple[Any, Any, Any
         return 0, heads, 0, 0
     expected = "None, (batch row, head, heads) or (batch row, head, heads, row, key)"
     if not isinstance(origin, tuple) or len(origin) not in (3, 5):
-        fail(op, "dropout_origin", expected, repr(origin))
+        fail(op, "dropout_origin", expected, shown(origin))
     known = [x for x in origin if not hasattr(x, "dtype")]
     if any(isinstance(x, bool) or not isinstance(x, int) or not 0 <= x < INT_LIMIT for x in known):
-        fail(op, "dropout_origin", f"{expected}, integers from 0 on", repr(origin))
+        fail(op, "dropout_origin", f"{expected}, integers from 0 on", shown(origin))
     batch_row, head, all_heads, row, key = (*origin, 0, 0)[:5]
     if all(isinstance(x, int) for x in origin[:3]):
         if head + heads > all_heads:
-            fail(op, "dropout_origin", f"a head and heads with room for q's {heads}", repr(origin))
+            fail(op, "dropout_origin", f"a head and heads with room for q's {heads}", shown(origin))
         if batch_row * all_heads + head >= HEADS_END:
-            fail(op, "dropout_origin", "a batch row times heads, plus head, below 2**31", repr(origin))
+            fail(op, "dropout_origin", "a batch row times heads, plus head, below 2**31", shown(origin))
     for name, x, unit in (("row", row, DROPOUT_ROWS), ("key", key, DROPOUT_KEYS)):
         if isinstance(x, int) and x % unit:
-            fail(op, "dropout_origin", f"a {name} that is a multiple of {unit}", repr(origin))
+            fail(op, "dropout_origin", f"a {name} that is a multiple of {unit}", shown(origin))
     return batch_row * all_heads + head, all_heads, row, key
 
 

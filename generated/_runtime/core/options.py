@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..archs import TILE_VALUES
 from ..kernels import TRAITS
-from .checks import check_deterministic, check_int, fail, is_choice
+from .checks import check_deterministic, check_int, fail, is_choice, shown
 from .families import FAMILIES
 from .tiles import HopperTile, Tile
 
@@ -123,7 +123,7 @@ def checked_options(
 ) -> CallOptions:
     """Check the arguments `config`, `family`, `deterministic` and LENGTHS of a call of this mode."""
     if family is not None and not is_choice(family, FAMILIES):
-        fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
+        fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", shown(family))
     check_deterministic(op, deterministic)
     if deterministic and mode in TRAITS[op].atomic_modes:
         why = f"as {mode} calls add one of its gradients with atomics, in any order"
@@ -131,7 +131,7 @@ def checked_options(
     if config is None:
         config = {}
     if not isinstance(config, dict):
-        fail(op, "config", "None or a dict of pass name -> tile", repr(config))
+        fail(op, "config", "None or a dict of pass name -> tile", shown(config))
     # One config may serve all calls of a model. Its tiles for paged caches are then checked, but not used here.
     asked = {name: checked_paged_tile(op, name, entry) for name, entry in config.items()}
     tiles = tuple([(name, found.tile) for name, found in asked.items() if name in PASSES])
@@ -152,7 +152,7 @@ def _least_longest(op: str, mode: str, lengths: tuple[Any, Any]) -> int:
         if value is None:
             continue
         if mode == "dense":
-            fail(op, name, "None in a dense call, whose sequences have one length", repr(value))
+            fail(op, name, "None in a dense call, whose sequences have one length", shown(value))
         keys = check_int(op, name, value, 0)
     found = 1
     # Comparisons instead of `bit_length`: a length that is being traced may have no value of its own.
@@ -166,12 +166,12 @@ def checked_tile(op: str, name: str, entry: Any) -> Tile:
     if name not in PASSES + PAGED_PASSES:
         fail(op, "config", f"passes among {', '.join(PASSES + PAGED_PASSES)}", repr(name))
     if not isinstance(entry, Mapping) or set(entry) != set(Tile._fields):
-        fail(op, f"config[{name!r}]", f"a mapping with {', '.join(Tile._fields)}", entry)
+        fail(op, f"config[{name!r}]", f"a mapping with {', '.join(Tile._fields)}", shown(entry))
     for field, value in entry.items():
         allowed = TILE_VALUES[field]
         if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
             kind = "a power of two" if all(n & (n - 1) == 0 for n in allowed) else "an int"
-            fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {allowed[0]} to {allowed[-1]}", repr(value))
+            fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {allowed[0]} to {allowed[-1]}", shown(value))
     return Tile(**entry)
 
 
@@ -199,6 +199,6 @@ def checked_paged_tile(op: str, name: str, entry: Any) -> Asked:
         return Asked(checked_tile(op, name, entry), None)
     keys = entry[SPLIT_FIELD]
     if isinstance(keys, bool) or not isinstance(keys, int) or keys < 1:
-        fail(op, f"config[{name!r}][{SPLIT_FIELD!r}]", "an int of at least 1", repr(keys))
+        fail(op, f"config[{name!r}][{SPLIT_FIELD!r}]", "an int of at least 1", shown(keys))
     rest = {field: value for field, value in entry.items() if field != SPLIT_FIELD}
     return Asked(checked_tile(op, name, rest), keys)

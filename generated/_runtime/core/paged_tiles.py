@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..archs import HOPPER_FAMILY, NARROW_HEAD_DIM
 from ..kernels import TRAITS
-from .checks import fail
+from .checks import fail, shown
 from .configs import arch_tiles, block_columns, padded, whole_columns
 from .families import INTERPRETER
 from .options import PAGED_PASSES, Asked, checked_paged_tile
@@ -54,7 +54,7 @@ def checked_paged_config(op: str, config: Any) -> PagedConfig:
     if config is None:
         return ()
     if not isinstance(config, dict):
-        fail(op, "config", "None or a dict of pass name -> tile", repr(config))
+        fail(op, "config", "None or a dict of pass name -> tile", shown(config))
     found = {name: checked_paged_tile(op, name, entry) for name, entry in config.items()}
     if "fwd" in found:
         found.setdefault(PROMPTS, found["fwd"])

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..archs import HOPPER_FAMILY
 from ..kernels import TRAITS
-from .checks import fail, is_choice
+from .checks import fail, is_choice, shown
 from .configs import next_power_of_2
 from .families import FAMILIES, forward_refusal, has_split_tile, tile_columns
 from .launches import Backend, Tensor
@@ -52,9 +52,9 @@ def is_copied(strides: Strides, count: int, itemsize: int) -> bool:
 
 def check_family(op: str, family: object) -> str | None:
     """The family that a call on paged caches asks for, checked."""
-    if family is None or is_choice(family, FAMILIES):
-        return family
-    fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
+    if family is not None and not is_choice(family, FAMILIES):
+        fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", shown(family))
+    return family
 
 
 def hopper_tile(op: str, call: CacheCall, arch: str, dtypes: Sequence[str], *, copied: bool) -> HopperTile | None:

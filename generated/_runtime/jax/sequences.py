@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core.checks import PACKED, check_padding_id, fail
+from ..core.checks import PACKED, check_padding_id, fail, shown
 from ..core.options import call_mode
 from ..core.sequences import TOKEN_ARGUMENTS, ByRow, TokenRows, breaks_rule, check_begins, fail_order
 from .support import (
@@ -124,7 +124,7 @@ def check_tokens(
     q_ids, kv_ids = _pair(op, "q_segment_ids", given.q_segment_ids, "kv_segment_ids", given.kv_segment_ids, *shapes)
     q_positions, kv_positions = _pair(op, "q_positions", given.q_positions, "kv_positions", given.kv_positions, *shapes)
     if q_positions is not None and (is_array(q_offset) or isinstance(q_offset, bool) or q_offset != 0):
-        got = type(q_offset).__name__ if is_array(q_offset) else repr(q_offset)
+        got = type(q_offset).__name__ if is_array(q_offset) else shown(q_offset)
         fail(op, "q_offset", "0 beside q_positions, which say where queries are", got)
     if q_ids is None or kv_ids is None:
         q_ids = kv_ids = jnp.full((1, 1), int(padding_id == 0), jnp.int32)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks
-from ..core.checks import Size, check_layout, check_scale, check_shapes, check_sizes, fail, sizes_text
+from ..core.checks import Size, check_layout, check_scale, check_shapes, check_sizes, fail, shown, sizes_text
 from ..core.fp8 import FP8
 from ..core.settings import DEBUG
 
@@ -185,7 +185,7 @@ def query_offset(
 def offset_number(op: str, q_offset: Any) -> int:
     """An offset for all queries, checked."""
     if isinstance(q_offset, (list, tuple)):
-        fail(op, "q_offset", "an int, 'end' or an integer array", repr(q_offset))
+        fail(op, "q_offset", "an int, 'end' or an integer array", shown(q_offset))
     return checks.check_offset(op, host_number(op, "q_offset", q_offset))
 
 
@@ -203,7 +203,7 @@ def offset_array(op: str, q_offset: Any, count: int) -> jax.Array:
 
 def check_offset_word(op: str, q_offset: str) -> None:
     if q_offset != "end":
-        fail(op, "q_offset", "an int, 'end' or an integer array", repr(q_offset))
+        fail(op, "q_offset", "an int, 'end' or an integer array", shown(q_offset))
 
 
 def host_number(op: str, argument: str, value: Any) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core.backward_calls import BackwardEntry, shown_as
 from ..core.checks import check_flag, fail
 from .dtypes import FP8_DTYPE
+from .inputs import check_strided
 from .replay import replayed
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
@@ -43,8 +44,9 @@ def give_backward(op: Any, call: Callable[..., Any]) -> None:
     replays = replayed(of_inputs)
 
     def backward(*args: Any, **keywords: Any) -> Gradients:
-        # Replayed like the op if autograd is off and no gradients of the variant's tensors are wanted.
-        if keywords.get("wanted") != () or torch.is_grad_enabled():
+        """`_backward`, replayed like the op if autograd is off and no gradients of the variant's tensors are wanted."""
+        wanted = keywords.get("wanted")
+        if torch.is_grad_enabled() or not isinstance(wanted, tuple) or wanted:
             return _backward(entry, *args, **keywords)
         dq, dk, dv = replays(*args, **keywords)
         return Gradients(dq, dk, dv, {})
@@ -87,7 +89,7 @@ def _backward(
     Raises:
         ArgumentError: a bad argument.
     """
-    if q.dtype == FP8_DTYPE:
+    if isinstance(q, Tensor) and q.dtype == FP8_DTYPE:
         fail(entry.op, "q", f"a dtype with gradients: calls of {FP8_DTYPE} have none", q.dtype)
     check_flag(f"{entry.op}.backward", "wide_dq", wide_dq)
     given = entry.arguments(keywords) | {"q": q, "k": k, "v": v, "return_lse": True}
@@ -121,6 +123,9 @@ class _Run:
         kernels = function.kernels()
         q, v = (args[kernels.parameters.index(name)] for name in ("q", "v"))
         shape = (*q.shape[:-1], v.shape[-1])
+        for name, x in (("do", self.do), ("o", self.o), ("lse", self.lse), ("dlse", self.dlse)):
+            if x is not None or name != "dlse":
+                self._check_place(name, x, q.device)
         for name, given in (("do", self.do), ("o", self.o)):
             self.entry.check_result(given, name, [shape[i] for i in (0, 2, 1, 3)] if self.swaps else shape)
         for name, x in (("lse", self.lse), ("dlse", self.dlse)):
@@ -130,6 +135,13 @@ class _Run:
         wanted = self.entry.wanted(self.wanted, kernels.gradients)
         self._found = kernels.gradients_of(do, self.dlse, o, self.lse, args, wanted=wanted, wide_dq=self.wide_dq)
         return o, self.lse
+
+    def _check_place(self, name: str, x: Any, device: torch.device) -> None:
+        """Raise an error unless an argument is a tensor with strides on this device."""
+        op = f"{self.entry.op}.backward"
+        check_strided(op, name, x)
+        if x.device != device:
+            fail(op, name, f"device {device}, that of q", x.device)
 
     def gradients(self, q: Tensor, scale: float | None) -> Gradients:
         """The computed gradients, in the layouts of the op's arguments."""

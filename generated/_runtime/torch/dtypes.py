@@ -48,6 +48,8 @@ def as_integers(op: str, name: str, x: Tensor, dtype: torch.dtype = torch.int32)
     A value that does not fit is an error on a CPU and in debug mode. Otherwise values are not read, because reading
     them waits for the device.
     """
+    if x.layout != torch.strided:
+        fail(op, name, f"layout {torch.strided}", x.layout)
     if x.dtype == dtype:
         return x
     if not is_integer(x.dtype):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..core.checks import check_padding_id, fail
+from ..core.checks import check_padding_id, fail, shown
 from ..core.paged import LEAST_DENSE_KEYS, WHOLE_ROW, CacheCall
 from ..core.row_classes import FEW_ROWS
 from ..core.schedules import Schedule
@@ -53,7 +53,7 @@ def splits_keys(
     differentiates = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (q, k, v, *own))
     planned = isinstance(schedule, Schedule) and schedule.is_plan
     if planned or splits is not None:
-        name, got = ("schedule", "a plan") if planned else ("splits", repr(splits))
+        name, got = ("schedule", "a plan") if planned else ("splits", shown(splits))
         for other, x in zip(_DENSE_ALONE, others, strict=True):
             if x is not None:
                 fail(op, name, f"None beside {other}", got)

@@ -18,6 +18,7 @@ from ..core.checks import (
     check_sizes,
     fail,
     host_number,
+    shown,
     sizes_text,
 )
 from .dispatch import values_are_checked
@@ -85,6 +86,8 @@ def check_tensor(
     if x.device != like.device:
         fail(op, name, f"device {like.device}, that of q", x.device)
     check_sizes(op, name, x.shape, shape)
+    if x.layout != torch.strided:
+        fail(op, name, f"layout {torch.strided}", x.layout)
     refuse_tangents(op, **{name: x})
     if no_gradient:
         refuse_gradient_of(x, op, name, no_gradient)
@@ -124,7 +127,7 @@ def query_offset(
 def offset_number(op: str, q_offset: Any) -> int:
     """An offset for all queries, checked."""
     if isinstance(q_offset, (list, tuple)):
-        fail(op, "q_offset", "an int, 'end' or an integer tensor", repr(q_offset))
+        fail(op, "q_offset", "an int, 'end' or an integer tensor", shown(q_offset))
     return check_offset(op, q_offset)
 
 
@@ -143,7 +146,7 @@ def offset_tensor(op: str, q_offset: Tensor, count: int, device: torch.device) -
 
 def check_offset_word(op: str, q_offset: str) -> None:
     if q_offset != "end":
-        fail(op, "q_offset", "an int, 'end' or an integer tensor", repr(q_offset))
+        fail(op, "q_offset", "an int, 'end' or an integer tensor", shown(q_offset))
 
 
 def dropout_seed(op: str, dropout_p: float, seed: object) -> int:

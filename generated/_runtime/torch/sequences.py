@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.checks import PACKED, check_padding_id, fail
+from ..core.checks import PACKED, check_padding_id, fail, shown
 from ..core.sequences import ByRow, TokenRows, breaks_rule, check_begins, fail_order
 from .dispatch import launches_directly, values_are_checked
 from .dtypes import as_integers, is_integer
@@ -104,7 +104,7 @@ def check_tokens(
     q_ids, kv_ids = _pair(op, "q_segment_ids", q_segment_ids, "kv_segment_ids", kv_segment_ids, q, k)
     q_positions, kv_positions = _pair(op, "q_positions", q_positions, "kv_positions", kv_positions, q, k)
     if q_positions is not None and not (type(q_offset) is int and q_offset == 0):
-        got = type(q_offset).__name__ if isinstance(q_offset, Tensor) else repr(q_offset)
+        got = type(q_offset).__name__ if isinstance(q_offset, Tensor) else shown(q_offset)
         fail(op, "q_offset", "0 beside q_positions, which say where queries are", got)
     batch = q.shape[0]
     if q_ids is None or kv_ids is None:

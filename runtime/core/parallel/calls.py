@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..checks import LAYOUTS, PACKED, fail, is_among, shown
+from ..checks import PACKED, check_layout, fail, shown
 from .costs import repeats_of_keys
 from .ring_steps import check_ring
 from .shards import Layout
@@ -76,8 +76,7 @@ def _check_names(op: str, known: Sequence[str], given: Mapping[str, Any], defaul
         is_zero = name == "q_offset" and isinstance(value, int) and value == 0
         if name in _OF_LAYOUT and value is not None and not is_zero:
             fail(op, name, f"None over several ranks: {_OF_LAYOUT[name]}", type(value).__name__)
-    if not is_among(given.get("layout", default), LAYOUTS):
-        fail(op, "layout", " or ".join(map(repr, LAYOUTS)), shown(given["layout"]))
+    check_layout(op, given.get("layout", default))
 
 
 def _check_rows(op: str, layout: Layout, given: Mapping[str, Any], form: str) -> None:

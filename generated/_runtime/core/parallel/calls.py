@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..checks import PACKED, check_layout, fail
+from ..checks import PACKED, check_layout, fail, shown
 from .costs import repeats_of_keys
 from .ring_steps import check_ring
 from .shards import Layout
@@ -117,7 +117,7 @@ def _check_options(op: str, given: Mapping[str, Any]) -> None:
     origin = given.get("dropout_origin")
     if origin is not None and not (isinstance(origin, (tuple, list)) and len(origin) == 3):
         expected = "None or (batch row, head, heads): the layout says where rows and keys are"
-        fail(op, "dropout_origin", expected, repr(origin))
+        fail(op, "dropout_origin", expected, shown(origin))
     if given.get("seed") is None:
         fail(op, "seed", "a seed over several ranks, the same on each", None)
 
