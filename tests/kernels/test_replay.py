@@ -121,6 +121,7 @@ def test_calls_that_draw_a_seed_are_replayed() -> None:
     """They draw what calls without replay draw."""
     inputs = replace(draw("causal_dropout", SHAPE), scalars={"dropout_p": 0.4})
     with replaying("causal_dropout") as (op, replays), torch.no_grad():
+        counts = []
         for number in range(CALLS):
             results = []
             for never in (False, True):
@@ -128,7 +129,9 @@ def test_calls_that_draw_a_seed_are_replayed() -> None:
                 with never_replaying() if never else nullcontext():
                     results.append(inputs.call(op))
             assert torch.equal(*results)
-        assert replays.count == CALLS - 2
+            counts.append(replays.count)
+        # Another test of this process may have recorded calls of this kind, so that the first ones are replayed, too.
+        assert counts[-1] - counts[1] == CALLS - 2
         before = replays.count
         by_tensor, by_number = (inputs.call(op, seed=seed) for seed in (torch.tensor(5), 5))
         assert replays.count - before == 2
