@@ -24,7 +24,7 @@ def render_package(variants: Path) -> dict[str, str]:
 def rendered(variants: Path) -> tuple[Spec, dict[str, str]]:
     """The spec of a file, and path -> text of its whole package, the manifest included."""
     from codegen.load.spec_file import load
-    from codegen.render.package import manifest_entries
+    from codegen.render.manifest import manifest_entries
     from codegen.render.package import render as render_texts
 
     spec = load(variants)

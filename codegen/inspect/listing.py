@@ -19,7 +19,7 @@ _LABEL = 11
 
 def as_json(spec: Spec) -> str:
     """The variants as a package's manifest lists them."""
-    from codegen.render.package import manifest_entries
+    from codegen.render.manifest import manifest_entries
 
     return json.dumps(manifest_entries(spec), indent=2)
 

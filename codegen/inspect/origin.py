@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from codegen.render.files import MANIFEST
-from codegen.render.package import entry_hash
+from codegen.render.manifest import entry_hash
 from codegen.spec.model import Spec
 from codegen.util.errors import CodegenError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,12 +11,9 @@ from typing import Any
 import jinja2
 
 from codegen.analysis.call_modes import Mode
-from codegen.analysis.gradients import deterministic_modes
 from codegen.analysis.token_order import by_row
 from codegen.arch import chips, tile_rules
 from codegen.arch.hopper import FAMILY
-from codegen.ir.expr import TensorSpec
-from codegen.ir.printers import FormulaPrinter
 from codegen.ir.syntax import TOO_DEEP
 from codegen.plan import kernel_files
 from codegen.plan.code import dialects
@@ -32,7 +28,7 @@ from codegen.plan.ops.op import op_plan
 from codegen.plan.ops.source import OpSource
 from codegen.plan.ops.torch_modules import ModulePlan, module_plans
 from codegen.plan.paged.hopper import paged_hopper_plan
-from codegen.plan.paged.kernels import PagedPlan, is_legal, paged_plan
+from codegen.plan.paged.kernels import PagedPlan, paged_plan
 from codegen.plan.paged.latent import latent_plan
 from codegen.plan.traits import VariantTraits, variant_traits
 from codegen.plan.variant import VariantPlan, plan
@@ -371,38 +367,3 @@ def _sign(text: str) -> str:
     """Put the hash of a file's own text into its header."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
     return text.replace(f"# hash: {_PLACEHOLDER}", f"# hash: {digest}", 1)
-
-
-def manifest_entries(spec: Spec) -> dict[str, Any]:
-    """The manifest's entry for each variant, which tests, tuners and benchmarks read."""
-    return {
-        name: {
-            "doc": v.doc,
-            "mask": v.mask_text,
-            "score": v.score_text,
-            "tensors": {t.name: _tensor_entry(t) for t in v.tensors.values()},
-            "scalars": {s.name: s.type.value for s in v.scalars.values()},
-            "scalar_ranges": {s.name: [s.minimum, s.maximum] for s in v.scalars.values()},
-            "scalar_examples": {s.name: s.example for s in v.scalars.values()},
-            "sink": v.sink,
-            "decay": v.decay,
-            "deterministic": [mode.value for mode in deterministic_modes(v)],
-            "dropout": v.dropout,
-            "modes": [*(mode.value for mode in Mode), *([kernel_files.PAGED] if is_legal(v) else [])],
-            "head_dims": list(spec.defaults.head_dims),
-            "dtypes": list(spec.defaults.dtypes),
-            "hash": entry_hash(v),
-        }
-        for name, v in spec.variants.items()
-    }
-
-
-def _tensor_entry(tensor: TensorSpec) -> dict[str, Any]:
-    example = "" if tensor.example is None else FormulaPrinter().text(tensor.example)
-    return {"dims": list(tensor.dims), "dtype": tensor.dtype, "grad": tensor.grad, "example": example}
-
-
-def entry_hash(variant: Variant) -> str:
-    """Hash of a variant's entry, and of its formulas with the file's named masks and scores filled in."""
-    formulas = ["" if each is None else FormulaPrinter().text(each) for each in (variant.mask, variant.score)]
-    return hashlib.sha256(json.dumps([variant.entry, *formulas]).encode()).hexdigest()[:HASH_LENGTH]

@@ -44,7 +44,7 @@ def test_the_entry_of_an_error_is_one_that_serves(wanted: Attention, tmp_path: A
     import json
 
     from codegen.load.spec_file import load
-    from codegen.render.package import manifest_entries
+    from codegen.render.manifest import manifest_entries
     from generated.integrations import variants
 
     with pytest.raises(NotRenderedError):

@@ -19,7 +19,7 @@ from codegen.ir import expr
 from codegen.ir.expr import Op, ScalarType, TensorSpec, Type
 from codegen.ir.parse import Scope, parse, parse_example
 from codegen.load.spec_file import default_spec_path, load
-from codegen.render.package import manifest_entries
+from codegen.render.manifest import manifest_entries
 from codegen.spec.model import Pass, ScalarSpec, Spec, Variant
 from codegen.spec.symbols import symbolised
 from codegen.util.errors import Problem, SpecError

@@ -12,6 +12,7 @@ from codegen.analysis.call_modes import Mode
 from codegen.load.spec_file import load
 from codegen.plan.paged.kernels import paged_plan
 from codegen.render import package as render
+from codegen.render.manifest import manifest_entries
 from codegen.util.errors import CodegenError
 
 pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
@@ -118,6 +119,6 @@ def test_hashes_of_kernels_on_paged_caches_follow_their_code(tmp_path: Path) -> 
 def test_the_manifest_names_the_modes_of_a_variant(tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("variants:\n  early: {mask: causal}\n  dropped: {mask: causal, dropout: true}\n")
-    entries = render.manifest_entries(load(spec))
+    entries = manifest_entries(load(spec))
     assert entries["early"]["modes"] == ["dense", "packed", "segmented", "paged"]
     assert entries["dropped"]["modes"] == ["dense", "packed", "segmented"]
