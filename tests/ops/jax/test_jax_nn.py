@@ -224,7 +224,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no array": ({"key": None}, r"key: expected an array \[B, S, K, H\] or \[S, K, H\], got NoneType"),
     "a word": ({"is_causal": "no"}, "is_causal: expected True or False, got 'no'"),
-    "flags": ({"return_residual": np.array([True, False])}, "return_residual: expected True or False, got array"),
+    "flags": (
+        {"return_residual": np.array([True, False])},
+        "return_residual: expected True or False, got ndarray of bool \\[2\\]",
+    ),
     "axes": ({"query": jnp.ones((T, H))}, r"query: expected shape \[B, T, N, H\] or \[T, N, H\], got \[13, 16\]"),
     "heads": ({"query": jnp.ones((B, T, 3, H))}, "q: expected a head count that is a multiple of k's 2, got 3"),
 }

@@ -375,7 +375,7 @@ def test_scalars_of_numpy_and_tensors_of_one_number() -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"size": np.float32(3)}, "size: expected an int of at least 1, got 3.0"),
         ({"size": torch.tensor(True)}, "size: expected an int of at least 1, got True"),
-        ({"size": torch.tensor([3])}, "size: expected an int of at least 1, got tensor"),
+        ({"size": torch.tensor([3])}, "size: expected an int of at least 1, got Tensor of torch.int64 \\[1\\]"),
         ({"size": torch.tensor(3, device="meta")}, "size: expected a number, or a tensor .. on the CPU"),
         (
             {"size": 3, "scale": torch.tensor(0.5, requires_grad=True)},
