@@ -24,9 +24,6 @@ from .partitions import EMULATED
 from .tiles import Tile
 from .values import Memory, Pointer, Value, scalar
 
-LAUNCH_OPTIONS = ("num_warps",)
-
-
 VERSIONS = "gl_versions"
 """The module of the device library that hides differences between versions of Triton; the emulation replaces it."""
 

@@ -112,6 +112,13 @@ LENGTHS = ("max_seqlen_q", "max_seqlen_k")
 """Arguments that say how many queries and keys the longest sequence of a packed or segmented call has."""
 
 
+def check_family(op: str, family: object) -> str | None:
+    """The family that a call asks for, checked."""
+    if family is not None and not is_choice(family, FAMILIES):
+        fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", shown(family))
+    return family
+
+
 def checked_options(
     op: str,
     config: Any,
@@ -121,8 +128,7 @@ def checked_options(
     lengths: tuple[Any, Any] = (None, None),
 ) -> CallOptions:
     """Check the arguments `config`, `family`, `deterministic` and LENGTHS of a call of this mode."""
-    if family is not None and not is_choice(family, FAMILIES):
-        fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", shown(family))
+    check_family(op, family)
     check_deterministic(op, deterministic)
     if deterministic and mode in TRAITS[op].atomic_modes:
         why = f"as {mode} calls add one of its gradients with atomics, in any order"

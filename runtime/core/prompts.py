@@ -8,9 +8,9 @@ from typing import Any
 
 from ..archs import HOPPER_FAMILY
 from ..kernels import TRAITS
-from .checks import fail, is_choice, shown
+from .checks import fail
 from .configs import next_power_of_2
-from .families import FAMILIES, forward_refusal, has_split_tile, tile_columns
+from .families import forward_refusal, has_split_tile, tile_columns
 from .launches import Backend, Tensor
 from .options import own_forward_tile
 from .paged import CacheCall
@@ -47,13 +47,6 @@ def is_copied(strides: Strides, count: int, itemsize: int) -> bool:
     units = all(stride * itemsize % 16 == 0 for stride in strides)
     outer, _, row = strides
     return units and row > 0 and outer % row == 0 and 0 <= outer // row * count < MOST_ROWS
-
-
-def check_family(op: str, family: object) -> str | None:
-    """The family that a call on paged caches asks for, checked."""
-    if family is not None and not is_choice(family, FAMILIES):
-        fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", shown(family))
-    return family
 
 
 def hopper_tile(op: str, call: CacheCall, arch: str, dtypes: Sequence[str], *, copied: bool) -> HopperTile | None:

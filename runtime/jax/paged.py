@@ -13,6 +13,7 @@ from jax.interpreters import ad, batching
 from ..core import checks, paged_calls
 from ..core.checks import PACKED, check_layout, fail
 from ..core.configs import INTERPRETER
+from ..core.options import check_family
 from ..core.paged import CacheCall, score_factor
 from ..core.paged_calls import (
     PAGE_LAYOUTS,
@@ -32,7 +33,6 @@ from ..core.paged_calls import (
     plan_tables,
 )
 from ..core.paged_tiles import checked_paged_config
-from ..core.prompts import check_family
 from ..core.row_classes import check_splits
 from ..core.schedules import Schedule
 from .cache_values import check_cache_dtypes, check_converts_for, checked_scale

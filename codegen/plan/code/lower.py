@@ -79,13 +79,13 @@ _KEYS = (int_var("kv_idx"), int_var("cols"))
 
 def _operation_of(e: Op) -> str:
     """The operation of a node, a key of `HELPERS` if it has a helper. A tensor's element may be any integer, and so may
-    what was a float, or is counted from a literal beyond all positions; positions and scalars are far smaller."""
+    what was a float, or what is counted from a literal beyond all positions; positions and scalars are far smaller."""
     is_any = e.op == "floordiv" and any(map(_may_be_any, expr.walk(e.args[0])))
     return "floordiv of any" if is_any else e.op
 
 
 def _may_be_any(e: Expr) -> bool:
-    """True for an operand that may make an integer one of the least of 32 bits."""
+    """True if a sum that has this operand may lie anywhere in the range of 32 bits."""
     if isinstance(e, Const):
         return e.type is Type.INT and abs(e.value) > MOST_POSITION
     return isinstance(e, Load) or (isinstance(e, Op) and e.op == "int")

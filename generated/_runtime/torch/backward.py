@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..core.backward_calls import BackwardEntry, shown_as
 from ..core.checks import check_flag, fail
-from .dtypes import FP8_DTYPE
-from .inputs import check_strided
+from .dtypes import FP8_DTYPE, check_strided
 from .replay import replayed
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
@@ -123,14 +122,12 @@ class _Run:
         kernels = function.kernels()
         q, v = (args[kernels.parameters.index(name)] for name in ("q", "v"))
         shape = (*q.shape[:-1], v.shape[-1])
-        for name, x in (("do", self.do), ("o", self.o), ("lse", self.lse), ("dlse", self.dlse)):
-            if x is not None or name != "dlse":
-                self._check_place(name, x, q.device)
-        for name, given in (("do", self.do), ("o", self.o)):
-            self.entry.check_result(given, name, [shape[i] for i in (0, 2, 1, 3)] if self.swaps else shape)
-        for name, x in (("lse", self.lse), ("dlse", self.dlse)):
-            if x is not None or name == "lse":
-                self.entry.check_result(x, name, (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:3], "float32")
+        for name, x in (("do", self.do), ("o", self.o)):
+            self._check_place(name, x, q.device)
+            self.entry.check_result(x, name, [shape[i] for i in (0, 2, 1, 3)] if self.swaps else shape)
+        for name, x in (("lse", self.lse), *([] if self.dlse is None else [("dlse", self.dlse)])):
+            self._check_place(name, x, q.device)
+            self.entry.check_result(x, name, (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:3], "float32")
         do, o = (x.transpose(1, 2) if self.swaps else x for x in (self.do, self.o))
         wanted = self.entry.wanted(self.wanted, kernels.gradients)
         self._found = kernels.gradients_of(do, self.dlse, o, self.lse, args, wanted=wanted, wide_dq=self.wide_dq)

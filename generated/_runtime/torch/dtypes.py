@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dtypes of tensors, and casts to those that kernels read."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -42,14 +44,24 @@ def is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
+def check_strided(op: str, name: str, x: Any) -> None:
+    """Check that an argument is a tensor with strides."""
+    if not isinstance(x, Tensor):
+        fail(op, name, "a torch.Tensor", type(x).__name__)
+    if x.is_nested:
+        expected = "a tensor that is not nested: pass its values, and its offsets as cu_seqlens"
+        fail(op, name, expected, f"a nested tensor, layout {x.layout}")
+    if x.layout != torch.strided:
+        fail(op, name, f"layout {torch.strided}", x.layout)
+
+
 def as_integers(op: str, name: str, x: Tensor, dtype: torch.dtype = torch.int32) -> Tensor:
     """A tensor of integers of any dtype, in the one that the kernels read.
 
     A value that does not fit is an error on a CPU and in debug mode. Otherwise values are not read, because reading
     them waits for the device.
     """
-    if x.layout != torch.strided:
-        fail(op, name, f"layout {torch.strided}", x.layout)
+    check_strided(op, name, x)
     if x.dtype == dtype:
         return x
     if not is_integer(x.dtype):

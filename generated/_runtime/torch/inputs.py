@@ -22,7 +22,7 @@ from ..core.checks import (
     sizes_text,
 )
 from .dispatch import values_are_checked
-from .dtypes import FLOAT_DTYPES, FP8_DTYPE, as_integers, in_dtype, is_autocast, is_integer
+from .dtypes import FLOAT_DTYPES, FP8_DTYPE, as_integers, check_strided, in_dtype, is_autocast, is_integer
 from .replay import drawn_seed
 from .transforms import refuse_gradient_of, refuse_tangents
 
@@ -54,17 +54,6 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> No
         check_scale(op, scale)
 
 
-def check_strided(op: str, name: str, x: Any) -> None:
-    """Check that an argument is a tensor with strides."""
-    if not isinstance(x, Tensor):
-        fail(op, name, "a torch.Tensor", type(x).__name__)
-    if x.is_nested:
-        expected = "a tensor that is not nested: pass its values, and its offsets as cu_seqlens"
-        fail(op, name, expected, f"a nested tensor, layout {x.layout}")
-    if x.layout != torch.strided:
-        fail(op, name, f"layout {torch.strided}", x.layout)
-
-
 def check_tensor(
     op: str,
     name: str,
@@ -85,9 +74,8 @@ def check_tensor(
         fail(op, name, f"a torch.Tensor of shape {sizes_text(shape)}", got)
     if x.device != like.device:
         fail(op, name, f"device {like.device}, that of q", x.device)
+    check_strided(op, name, x)
     check_sizes(op, name, x.shape, shape)
-    if x.layout != torch.strided:
-        fail(op, name, f"layout {torch.strided}", x.layout)
     refuse_tangents(op, **{name: x})
     if no_gradient:
         refuse_gradient_of(x, op, name, no_gradient)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core import paged_calls
 from ..core.checks import check_int, check_layout, check_scale, fail
+from ..core.options import check_family
 from ..core.paged import CacheCall
 from ..core.paged_calls import check_beside_pages as check_beside_pages
 from ..core.paged_calls import (
@@ -30,13 +31,12 @@ from ..core.paged_calls import paged_schedule as paged_schedule
 from ..core.paged_calls import plan_tables as plan_tables
 from ..core.paged_calls import refuse_pages as refuse_pages
 from ..core.paged_tiles import checked_paged_config
-from ..core.prompts import check_family
 from ..core.settings import INTERPRET
 from .cache_values import FP8_DTYPES, dequantised
 from .devices import multiprocessors, paged_call_tiles
 from .dispatch import runs_reference, values_are_checked
-from .dtypes import FLOAT_DTYPES, as_integers, is_autocast, is_integer
-from .inputs import check_offset_word, check_strided, check_tensor, offset_number, offset_tensor, positive_scale
+from .dtypes import FLOAT_DTYPES, as_integers, check_strided, is_autocast, is_integer
+from .inputs import check_offset_word, check_tensor, offset_number, offset_tensor, positive_scale
 from .prompts import converts_cache, tile_of_prompts
 from .sequences import begins_of
 from .strides import STRIDE_LIMIT
