@@ -8,6 +8,7 @@ import torch
 from tests.support.cases import DEVICE, INTERPRET
 from tests.support.interpreter import (
     keep_truth_values,
+    match_equal_types_at_once,
     omit_unread_overflow_checks,
     remember_types,
     replace_language_once,
@@ -22,6 +23,7 @@ if INTERPRET:
     replace_language_once()
     omit_unread_overflow_checks()
     remember_types()
+    match_equal_types_at_once()
 
 # On a GPU the kernels themselves run.
 collect_ignore_glob = [] if INTERPRET else ["hopper/test_hopper_*emulated.py"]

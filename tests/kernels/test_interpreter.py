@@ -87,3 +87,33 @@ def test_integers_wrap_as_before() -> None:
     x, y = torch.tensor([2**30], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     doubled[(1,)](x, y)
     assert y.item() == -(2**31)
+
+
+@triton.jit
+def _combine(x_ptr, n_ptr, out_ptr, number_ptr):  # type: ignore[no-untyped-def]
+    offsets = tl.arange(0, 8)
+    x, n, number = tl.load(x_ptr + offsets), tl.load(n_ptr + offsets), tl.load(number_ptr)
+    rows = offsets[:, None] * number + 3 - offsets[None, :] // 2
+    halves = x.to(tl.float16) / 3
+    sums = 2 * x + n + 0.5 * x / number + (7 - n) % 5 + halves + tl.sum(rows, 1)
+    tl.store(out_ptr + offsets, tl.where(sums > 20, sums, -sums))
+
+
+def test_operands_of_equal_and_of_other_types_give_what_torch_gives() -> None:
+    """Blocks, scalars and numbers; products of the same type are combined without looking for a common type."""
+    x, n, number = torch.arange(8) / 4, torch.arange(8), torch.tensor([2])
+    out = torch.empty(8)
+    _combine[(1,)](x, n, out, number)
+    rows = torch.arange(8)[:, None] * 2 + 3 - torch.arange(8)[None] // 2
+    # The interpreter's remainder has the sign of the dividend, as C's.
+    sums = 2 * x + n + 0.5 * x / 2 + torch.fmod(7 - n, 5) + (x.half() / 3).float() + rows.sum(1)
+    torch.testing.assert_close(out, torch.where(sums > 20, sums, -sums), rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_that_a_type_cannot_hold_are_refused() -> None:
+    @triton.jit  # type: ignore[untyped-decorator]
+    def added(x_ptr: Any) -> None:
+        tl.store(x_ptr, tl.load(x_ptr) + 2**40)
+
+    with pytest.raises(Exception, match="out of range for type int32"):
+        added[(1,)](torch.zeros(1, dtype=torch.int32))

@@ -7,7 +7,7 @@ time.
 
 Nearly half of the remaining time is spent on computing each sum, difference and product of integers once more in 64
 bits, for an assertion that only `debug` evaluates. Most of the time after that is spent on making the type of a result
-and the shape of a tensor anew for each operation.
+and the shape of a tensor anew for each operation, and on looking for a common type of operands that have the same one.
 """
 
 from __future__ import annotations
@@ -78,6 +78,44 @@ def omit_unread_overflow_checks() -> None:
     builder = interpreter.interpreter_builder
     if not builder.options.debug:
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def match_equal_types_at_once() -> None:
+    """Look for no common type of two operands that have the same one, or of which one is a number of that kind."""
+    from triton.language import core, semantic
+
+    kinds = semantic.TritonSemantic
+    kinds.binary_op_type_checking_impl = _matched_at_once(kinds.binary_op_type_checking_impl, core.tensor)
+
+
+def _matched_at_once(match: Callable[..., Any], tensor: Any) -> Callable[..., Any]:
+    def fits(number: Any, type: str) -> bool:
+        if number.__class__ is int:
+            return -(2**31) <= number < 2**31
+        return number.__class__ is float and type == "fp32"
+
+    def matched(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Any:
+        known = next((x.type.scalar for x in (lhs, rhs) if x.__class__ is tensor), None)
+        if known is None or known.name not in _KEPT_TYPES:
+            return match(self, lhs, rhs, *flags, **named)
+        if rhs.__class__ is tensor and lhs.__class__ is tensor:
+            if lhs.type.name == rhs.type.name:
+                return lhs, rhs
+            if rhs.type.scalar.name == known.name:
+                return self.broadcast_impl_value(lhs, rhs)
+        elif named.get("arithmetic_check", True) and len(flags) < 3:
+            if fits(rhs, known.name):
+                return self.broadcast_impl_value(lhs, self.scalar_constant(rhs, dtype=known))
+            if fits(lhs, known.name):
+                return self.broadcast_impl_value(self.scalar_constant(lhs, dtype=known), rhs)
+        return match(self, lhs, rhs, *flags, **named)
+
+    return matched
+
+
+_KEPT_TYPES = frozenset({"int32", "int64", "fp32"})
+"""The result of two operands of such a type has that type; so has that of one and an integer, and of float32 and a
+float."""
 
 
 def keep_truth_values() -> None:
