@@ -348,8 +348,17 @@ def test_lengths_of_rows(monkeypatch: pytest.MonkeyPatch, package: str, name: st
 
 
 @pytest.mark.skipif(not INTERPRET, reason="on a GPU the kernels themselves run")
-@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
-@pytest.mark.parametrize("name", NAMES)
+# Packed calls of the other names: their values do not depend on the sequence, so both modes compute them alike.
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [
+        *(pytest.param(name, False, id=f"{name}-dense") for name in NAMES),
+        *(
+            pytest.param(name, True, id=f"{name}-packed", marks=() if name in OF_SEQUENCES else pytest.mark.full)
+            for name in NAMES
+        ),
+    ],
+)
 def test_hopper_kernels(monkeypatch: pytest.MonkeyPatch, package: str, name: str, packed: bool) -> None:
     """The same names and functions in Gluon, with 16-bit inputs: products are exact, weights are rounded to 11 bits."""
     mode = "packed" if packed else ""

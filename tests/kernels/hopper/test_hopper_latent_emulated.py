@@ -142,7 +142,7 @@ def test_page_sizes(monkeypatch: pytest.MonkeyPatch, page_size: int) -> None:
 def test_splits(monkeypatch: pytest.MonkeyPatch, timing: Timing, splits: int) -> None:
     """The sums of several splits are merged, or there is one split and no merge."""
     emulate(monkeypatch, "causal", timing)
-    check(draw((450, 70), 128, 1, 64), "causal", splits=splits)
+    check(draw((230, 70), 128, 1, 64), "causal", splits=splits)
 
 
 @pytest.mark.parametrize(("dim", "dim_v"), [(288, 256), (528, 512), (320, 256)])

@@ -31,10 +31,11 @@ pytestmark = [
 ]
 
 NAMES = (
-    *("cut blocks", "short", "the longest in the middle", "an offset per sequence", "rows without keys"),
+    *("short", "the longest in the middle", "an offset per sequence", "rows without keys"),
     *("none of some", "more sequences than keys", "padded columns"),
 )
 CALLS = {name: FORWARD_CALLS[name] for name in NAMES} | {
+    "cut blocks": Call(packing=Packing.of(140, 340, 400), kv_heads=2),
     "whole blocks": Call(packing=Packing.of(128, 512), group=1),
     "keys that no row sees": Call(packing=Packing(q=(0, 1, 2), k=(0, 700, 1100))),
     "wide columns": Call(packing=Packing.of(130, 400), kv_heads=2, dim=128),

@@ -104,7 +104,7 @@ def test_more_than_256_columns(
 ) -> None:
     """Tiles have 64 rows and 32 keys."""
     kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS, stem="hopper_fwd_wide")
-    check(draw_case(variant, page_size, (70, 0, 130), (70, 40, 200), replace(WIDE, dim=dim, dim_v=dim_v)))
+    check(draw_case(variant, page_size, (30, 0, 50), (40, 40, 110), replace(WIDE, dim=dim, dim_v=dim_v)))
     assert kernel.launches == 1
 
 

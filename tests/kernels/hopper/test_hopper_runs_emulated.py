@@ -113,15 +113,15 @@ def test_the_segmented_forward_computes_the_rest(monkeypatch: pytest.MonkeyPatch
 DIFFERENTIATED = ("causal", "full", "window", "softcap")
 """In order: no score, no mask, a distance in the mask, a score."""
 
-FEW_RUNS = runs((3, 300), (5, 260), (PADDING, 70), (9, 270))
-FEW_OTHERS = runs((2, 520), (4, 380))
+FEW_RUNS = runs((3, 200), (5, 160), (PADDING, 70), (9, 170))
+FEW_OTHERS = runs((2, 350), (4, 250))
 BACKWARDS = {
-    "runs": Call(shape=Shape(q_len=900, batch=2, group=2, dim=128), tokens={"q_segment_ids": [FEW_RUNS, FEW_OTHERS]}),
-    "padding alone": Call(shape=Shape(q_len=260, batch=2, dim=128), tokens={"q_segment_ids": [[PADDING] * 260] * 2}),
+    "runs": Call(shape=Shape(q_len=600, batch=2, group=2, dim=128), tokens={"q_segment_ids": [FEW_RUNS, FEW_OTHERS]}),
+    "padding alone": Call(shape=Shape(q_len=140, batch=2, dim=128), tokens={"q_segment_ids": [[PADDING] * 140] * 2}),
 }
 NO_RUNS = {
-    "a segment of two runs": [3] * 300 + [5] * 300 + [3] * 300,
-    "more runs than there is room for": runs(*((i, 100) for i in range(9))),
+    "a segment of two runs": [3] * 200 + [5] * 200 + [3] * 200,
+    "more runs than there is room for": runs(*((i, 100) for i in range(6))),
 }
 
 
@@ -136,11 +136,11 @@ def test_the_packed_backward_computes_runs(monkeypatch: pytest.MonkeyPatch, vari
 
 
 GROUPED = Call(
-    shape=Shape(q_len=520, batch=2, group=4, dim=72, dim_v=56),
-    tokens={"q_segment_ids": [FEW_OTHERS[-520:], runs((3, 150), (5, 300), (PADDING, 70))]},
+    shape=Shape(q_len=300, batch=2, group=4, dim=72, dim_v=56),
+    tokens={"q_segment_ids": [FEW_OTHERS[-300:], runs((3, 100), (5, 150), (PADDING, 50))]},
 )
 STORED = {
-    "by tokens": (by_token, Shape(q_len=520, batch=2, kv_heads=2, group=4, dim=72, dim_v=56)),
+    "by tokens": (by_token, Shape(q_len=300, batch=2, kv_heads=2, group=4, dim=72, dim_v=56)),
     "by heads, of which there is one": (lambda inputs: inputs, GROUPED.shape),
 }
 
@@ -173,7 +173,7 @@ def test_heads_of_batch_rows_that_are_stored_by_heads_are_not_split(monkeypatch:
 def test_the_segmented_backward_computes_the_rest_by_groups_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     packed, segmented = differentiated(monkeypatch, "causal", wrong="packed")
     monkeypatch.setattr(head_groups, "choose_number", lambda *_: 2)
-    call = replace(GROUPED, tokens={"q_segment_ids": [FEW_OTHERS[-520:], [3] * 150 + [5] * 250 + [3] * 120]})
+    call = replace(GROUPED, tokens={"q_segment_ids": [FEW_OTHERS[-300:], [3] * 90 + [5] * 150 + [3] * 60]})
     check_gradients_of("causal", call.inputs("causal"), call.options())
     assert (packed.launches, segmented.launches) == (1, 1)
 
@@ -181,14 +181,14 @@ def test_the_segmented_backward_computes_the_rest_by_groups_of_heads(monkeypatch
 @pytest.mark.parametrize("name", NO_RUNS)
 def test_the_segmented_backward_computes_the_rest(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     packed, segmented = differentiated(monkeypatch, "causal", wrong="packed")
-    call = Call(shape=Shape(q_len=900, batch=2, dim=128), tokens={"q_segment_ids": [FEW_OTHERS, NO_RUNS[name]]})
+    call = Call(shape=Shape(q_len=600, batch=2, dim=128), tokens={"q_segment_ids": [FEW_OTHERS, NO_RUNS[name]]})
     check_gradients_of("causal", call.inputs("causal"), call.options())
     assert (packed.launches, segmented.launches) == (1, 1)
 
 
 def test_wide_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     packed, segmented = differentiated(monkeypatch, "causal", wrong="segmented", stem=WIDE)
-    call = Call(shape=Shape(q_len=520, dim=192, dim_v=128), tokens={"q_segment_ids": [runs((4, 300), (5, 220))]})
+    call = Call(shape=Shape(q_len=300, dim=192, dim_v=128), tokens={"q_segment_ids": [runs((4, 170), (5, 130))]})
     check_gradients_of("causal", call.inputs("causal"), call.options())
     assert (packed.launches, segmented.launches) == (1, 1)
 
@@ -212,7 +212,7 @@ def test_one_of_both_dq_is_computed(monkeypatch: pytest.MonkeyPatch, tokens: lis
         arguments[10].fill_(7.0)
 
     monkeypatch.setattr(launch, "query_gradients_of_runs", fill)
-    call = Call(shape=Shape(q_len=900, dim=128), tokens={"q_segment_ids": [tokens]})
+    call = Call(shape=Shape(q_len=600, dim=128), tokens={"q_segment_ids": [tokens]})
     got = golden.evaluate(
         golden.load_op("causal"), call.inputs("causal"), family="hopper", deterministic=True, **call.options()
     )
