@@ -19,11 +19,11 @@ pytest.importorskip("yaml", reason="rendering needs pyyaml")
 pytest.importorskip("ruff", reason="rendering needs ruff, the formatter")
 
 SEED = 21
-CHUNK = 20
+CHUNK = 10
 
-FAMILIES = {"portable": 40, "hopper": 20}
-"""Variants drawn for each family of kernels, interpreted or emulated: as many as fit into a minute on two cores. The
-plain reference is tested together with the portable family."""
+FAMILIES = {"portable": 20, "hopper": 10}
+"""Variants drawn for each family of kernels, interpreted or emulated: as many as fit into half a minute on two cores.
+The plain reference is tested together with the portable family."""
 
 ON_GPU = 300
 
