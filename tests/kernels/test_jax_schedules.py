@@ -14,7 +14,7 @@ from codegen.testing.golden_jax import load_op
 
 pytestmark = pytest.mark.covers(variant="document", family="portable", framework="jax")
 
-MAPPED, ROWS = 3, 100
+MAPPED, ROWS = 2, 70
 Options = dict[str, jax.Array]
 BEGINS = {"cu_seqlens_q": jnp.asarray([0, 45, ROWS], jnp.int32)}
 IDS = {"q_segment_ids": (jnp.arange(ROWS) // 45)[None].repeat(2, 0)}
@@ -71,7 +71,7 @@ def test_vmap_over_schedules(mode: str) -> None:
     q, k, v = arrays(mode)
     op: Any = load_op("document")
     options = OPTIONS[mode]
-    docs = [documents(mode, length) for length in (5, 20, 33)]
+    docs = [documents(mode, length) for length in (5, 20)]
     schedules = [op.schedule(q[0], k[0], v[0], doc=doc, **options) for doc in docs]
     mapped = jax.tree.map(lambda *xs: jnp.stack(xs), *schedules)
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 # The interpreter takes half a second for each.
-EXAMPLES = 8 if INTERPRET else 200
+EXAMPLES = 6 if INTERPRET else 200
 LONGEST, MOST = (40, 4) if INTERPRET else (400, 12)
 
 lengths = st.one_of(st.sampled_from([0, 1, 16, 32]), st.integers(0, LONGEST))
