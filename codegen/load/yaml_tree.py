@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
@@ -48,6 +49,13 @@ class Item:
             return "nothing"
         shown = self.node.value if self.kind in ("int", "float", "bool") else repr(self.node.value)
         return f"the {_NOUNS.get(self.kind, f'tag {self.kind}')} {shown}"
+
+
+@lru_cache(maxsize=8)
+def _composed(text: str) -> yaml.Node | None:
+    """The nodes of a text, which nobody changes. Every spec file inherits from the library's, which is long."""
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    return node
 
 
 class Document:
@@ -139,7 +147,7 @@ class Document:
 
     def _compose(self, text: str) -> yaml.Node:
         try:
-            node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+            node = _composed(text)
         except yaml.MarkedYAMLError as error:
             raise self._fatal(*explain(error, text)) from None
         except yaml.YAMLError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,10 @@ def templates_path() -> Path:
     return shipped_path("templates")
 
 
+@cache
 def make_environment(folder: Path) -> jinja2.Environment:
+    """One for each folder, because compiling the templates takes most of the time of a render. A template that changes
+    is compiled anew."""
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,13 @@ def test_the_manifest_names_the_modes_of_a_variant(tmp_path: Path) -> None:
     entries = manifest_entries(load(spec))
     assert entries["early"]["modes"] == ["dense", "packed", "segmented", "paged"]
     assert entries["dropped"]["modes"] == ["dense", "packed", "segmented"]
+
+
+def test_a_template_is_compiled_once_and_anew_when_it_changes(tmp_path: Path) -> None:
+    template = tmp_path / "a.jinja"
+    template.write_text("before")
+    first = render.make_environment(tmp_path).get_template(template.name)
+    assert render.make_environment(tmp_path).get_template(template.name) is first
+    template.write_text("after")
+    os.utime(template, (0, 0))  # another time, however coarse those of the file system are
+    assert render.make_environment(tmp_path).get_template(template.name).render() == "after"
