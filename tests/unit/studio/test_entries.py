@@ -12,7 +12,8 @@ from codegen.studio.answers import examples, kernels, look
 from codegen.studio.entries import LONGEST_ENTRY, RequestError, entry_of, form_of, refuse_costly, view_of, yaml_of
 from tests.support.paths import DEFAULT_SPEC, LIBRARY
 
-ALL = {name: path for path in (DEFAULT_SPEC, LIBRARY) for name in load(path).variants}
+SPECS = {path: load(path) for path in (DEFAULT_SPEC, LIBRARY)}
+ALL = {name: path for path, spec in SPECS.items() for name in spec.variants}
 
 FORM: dict[str, Any] = {
     "name": "mine",
@@ -27,7 +28,7 @@ FORM: dict[str, Any] = {
 @pytest.mark.parametrize("name", [name for name in ALL if not name.endswith("_pruned")])
 def test_a_form_holds_every_variant(name: str) -> None:
     path = ALL[name]
-    variant = load(path).variants[name]
+    variant = SPECS[path].variants[name]
     form = form_of(entry_text(path.read_text(encoding="utf-8"), variant, with_macros=path == LIBRARY))
     assert form is not None
     read = load_text(yaml_of(form), "entry").variants[name]
