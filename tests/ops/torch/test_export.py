@@ -59,8 +59,17 @@ def gradients_of(call: Callable[..., Tensor], parameters: Mapping[str, Tensor]) 
     return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("name", CALLS)
+# An export with `strict` traces Python by its bytecode first. What it may stumble over are a call's options and the
+# kinds of its tensors, which these calls have between them.
+TRACED_BY_BYTECODE = ("packed", "tables", "wanted tensor", "dropout")
+EXPORTS = [
+    pytest.param(name, strict, marks=[pytest.mark.full] if strict and name not in TRACED_BY_BYTECODE else [])
+    for name in CALLS
+    for strict in (False, True)
+]
+
+
+@pytest.mark.parametrize(("name", "strict"), EXPORTS)
 def test_an_exported_program_has_the_gradients_of_the_model(name: str, strict: bool) -> None:
     model = Model(name)
     factor = torch.tensor(1.5)
