@@ -43,7 +43,14 @@ NEEDS = {
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+# Three processes that import transformers take a fifth of this file's time. `train_parallel` has processes too, and
+# test_parallel_processes.py trains a model that FSDP2 shards.
+ONLY_IN_FULL = ("trainer_fsdp2",)
+
+
+@pytest.mark.parametrize(
+    "example", [pytest.param(x, marks=[pytest.mark.full] if x in ONLY_IN_FULL else []) for x in EXAMPLES]
+)
 def test_an_example_runs_on_the_cpu(example: str) -> None:
     if example in NEEDS:
         pytest.importorskip(NEEDS[example], reason=f"the example is one of {NEEDS[example]}")

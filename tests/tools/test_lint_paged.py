@@ -140,8 +140,13 @@ def test_a_few_queries_of_the_widest_heads_compile() -> None:
     assert main.usage.registers > 128
 
 
+# `codegen lint --fast`, a part of `make test`, compiles every variant with each pass, and a call that lacks an argument
+# fails there, too. So one variant runs here.
 @pytest.mark.parametrize("pass_", list(PagedPass))
-@pytest.mark.parametrize("variant", ["forgetting", "gpt_oss", "document", "relative_bias"])
+@pytest.mark.parametrize(
+    "variant",
+    ["forgetting", *(pytest.param(x, marks=pytest.mark.full) for x in ("gpt_oss", "document", "relative_bias"))],
+)
 def test_a_call_has_every_argument_of_its_variant(variant: str, pass_: PagedPass) -> None:
     found = look(replace(JOB, variant=variant, pass_=pass_, tile=default_paged_tiles("sm_90", pass_, 2)[128]))
     assert found[f"{variant}_paged_fwd"].errors == ()
