@@ -29,6 +29,7 @@ from codegen.lint.jobs import Job
 from codegen.load.spec_file import load
 from codegen.render.code_hash import kernel_hash
 from codegen.spec.model import Pass, Variant
+from codegen.tune.compiling import HopperTask
 from generated._runtime.core.settings import INTERPRET
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")
@@ -296,6 +297,24 @@ def test_rows_of_unknown_code_are_left_without_compiling(
     (found,) = rekey(packages_of(old, new, band), 2, ["band"], workers=Told)
     assert found.fault == fault
     assert path.read_bytes() == before
+
+
+@pytest.mark.usefixtures("triton_36")
+def test_a_verdict_is_proven_without_compiling_its_unchanged_kernels(old: Path, band: Variant) -> None:
+    new = edited(old, ("band/hopper_bwd.py", "first_turn = q_turn\n", "first_turn = q_turn + 0\n"))
+    hashes = kernel_hashes(old)["band"]["dense"]
+    row = entry(old, "dkdv")
+    verdict = {name: row[name] for name in ("mode", "dtype", "head_dim", "seq", "group", "triton")}
+    verdict |= {"pass": "bwd", "config": {"dkdv": row["config"], "dq": row["config"]}, "failed": {}}
+    verdict |= {"ms": {"portable": 2.0, "hopper": 1.0, "hopper_dkdv": 1.5}}
+    verdict |= {"kernels": {name: hashes[name] for name in ("dkdv", "dq", "hopper_bwd", "hopper_delta")}}
+    path = with_tuned(new)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "families": [verdict]}))
+    launch = Launch(name="band_hopper_bwd", level=Level.SOURCE, facts="grid", codes=("code",))
+    Told.launches = {old.name: [launch], new.name: [launch]}
+    (found,) = rekey(packages_of(old, new, band), 2, ["band"], workers=Told)
+    assert [isinstance(call, HopperTask) for call in found.part.calls] == [True, True]
+    assert found.fault == ""
 
 
 # -------------------------------------------------------------------------------------------------------------- command
