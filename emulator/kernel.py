@@ -156,6 +156,8 @@ class Kernel:
                 async_add=method("async_add"),
                 reinterpret=Tile.reinterpret if VIEWS_GROW else Tile.view,
                 VIEWS_GROW=VIEWS_GROW,
+                # As for Triton 3.9: a stage that must be 0 is computed here, otherwise it is written down.
+                ADDRESSES_ARE_HELD=True,
             ),
         }
 

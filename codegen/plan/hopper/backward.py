@@ -367,7 +367,7 @@ class BackwardPlan:
         if self.is_wide:
             own += ["make_hand_over", "store_tile"]
         else:
-            own += ["describe_parts", "dq_columns", "make_exchange", "store_second", "store_through"]
+            own += ["describe_parts", "make_exchange", "store_second", "store_through"]
         own += ["make_ones", "of_lines", "sums_layout"] if kernel.row_sums or kernel.column_sums else []
         own += ["add_rows"] if kernel.row_sums or kernel.row_adds else []
         steps = ["begin_dropped_block" if self.variant.dropout else "begin_block"]
