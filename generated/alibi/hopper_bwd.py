@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: d28626bc4a7ffd5a
+# hash: 6d64f5491dfa9782
 """Gradients of `alibi` on Hopper with respect to k, v and slope, and with WITH_DQ to q.
 
     keep          q_idx >= kv_idx
@@ -69,7 +69,6 @@ from .._runtime.device.gl_backward import (
     describe_input,
     describe_parts,
     describe_vector,
-    dq_columns,
     heads_in_cache,
     locate_key_blocks,
     make_exchange,
@@ -190,12 +189,7 @@ def consume(
     SCORES: gl.constexpr = product_layout(BLOCK_M)
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
-    k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
-    # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
-    DQ_COLS: gl.constexpr = dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, PART)
-    k_part = k_block.slice(PART * (BLOCK_D // 2), DQ_COLS, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
@@ -235,7 +229,7 @@ def consume(
                         1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                     ) * unscaled
                     qk, dp, q_tile, do_tile = begin_block(
-                        k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                        rings, q_turn, block_term, PART, SCORES, True, HEAD_DIM, HEAD_DIM_V
                     )
                     logit = qk * qk_scale + key_term[:, None]
                     # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -262,7 +256,7 @@ def consume(
                             1,
                         )
                     dk, dv = end_block(
-                        ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
+                        ds.to(DTYPE), (dk, dv), q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, HEAD_DIM, PART
                     )
                     q_turn += 1
                 for nth in range(num_full):
@@ -272,7 +266,7 @@ def consume(
                         1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                     ) * unscaled
                     qk, dp, q_tile, do_tile = begin_block(
-                        k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                        rings, q_turn, block_term, PART, SCORES, True, HEAD_DIM, HEAD_DIM_V
                     )
                     logit = qk * qk_scale + key_term[:, None]
                     if RAGGED and start_n + BLOCK_N > kv_len:
@@ -286,7 +280,7 @@ def consume(
                     if WITH_DQ and GRAD_SLOPE:
                         dslope_heads += gl.sum(ds * (kv_idx.to(gl.float32)[:, None] - q_idx.to(gl.float32)[None, :]), 1)
                     dk, dv = end_block(
-                        ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
+                        ds.to(DTYPE), (dk, dv), q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, HEAD_DIM, PART
                     )
                     q_turn += 1
                 if WITH_DQ and GRAD_SLOPE:
@@ -295,7 +289,7 @@ def consume(
                     gl.store(dslope_heads_ptr + sum_index, gl.sum(dslope_heads, 0))
 
             if WITH_DQ:
-                drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
+                drain_dq(k_ring, exchange, q_turn, first_turn, HEAD_DIM, BLOCK_M, PART)
             mbarrier.arrive(k_ring.empty.index(0), count=1)
             own_start = start_n + PART * KEYS
             # Layouts are converted through the shared memory of v, which is not read any more.
@@ -554,8 +548,6 @@ def score(
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
     SUMS: gl.constexpr = product_layout(BLOCK_D)
-    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    v_tile = v_ring.tile(0)  # [BLOCK_N, BLOCK_DV]
     qk_scale = scale * LOG2E
     unscaled = 1.0 / qk_scale
     num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
@@ -589,9 +581,7 @@ def score(
                 block_term = (
                     1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                 ) * unscaled
-                qk, dp, q_tile, _do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
-                )
+                qk, dp, q_tile, _do_tile = begin_block(rings, q_turn, block_term, 0, SCORES, True, HEAD_DIM, HEAD_DIM_V)
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -625,9 +615,7 @@ def score(
                 block_term = (
                     1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                 ) * unscaled
-                qk, dp, q_tile, _do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
-                )
+                qk, dp, q_tile, _do_tile = begin_block(rings, q_turn, block_term, 0, SCORES, True, HEAD_DIM, HEAD_DIM_V)
                 logit = qk * qk_scale + key_term[:, None]
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -676,7 +664,6 @@ def accumulate(
     work_ring, q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch = arguments
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
-    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
@@ -703,7 +690,7 @@ def accumulate(
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                dv = add_block(dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
+                dv = add_block(dv, dq_part, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
                 # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
@@ -711,7 +698,7 @@ def accumulate(
                 start_m = full_begin + row_turn * BLOCK_M
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                dv = add_block(dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
+                dv = add_block(dv, dq_part, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
                 q_turn += 1
 
         mbarrier.arrive(k_ring.empty.index(0), count=1)

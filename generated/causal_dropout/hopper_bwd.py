@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: bd39c45d418398d8
+# hash: 40be2411bfacf61d
 """Gradients of `causal_dropout` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep   q_idx >= kv_idx
@@ -68,7 +68,6 @@ from .._runtime.device.gl_backward import (
     describe_input,
     describe_parts,
     describe_vector,
-    dq_columns,
     heads_in_cache,
     locate_key_blocks,
     make_exchange,
@@ -203,12 +202,7 @@ def consume(
     SCORES: gl.constexpr = product_layout(BLOCK_M)
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
-    k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
-    # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
-    DQ_COLS: gl.constexpr = dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, PART)
-    k_part = k_block.slice(PART * (BLOCK_D // 2), DQ_COLS, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
@@ -241,8 +235,6 @@ def consume(
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                     qk, dp, q_tile, do_tile, dropped = begin_dropped_block(
-                        k_tile,
-                        v_tile,
                         rings,
                         q_turn,
                         None,
@@ -252,6 +244,7 @@ def consume(
                         first_row,
                         start_m,
                         key_origin + start_n + PART * KEYS,
+                        PART,
                         SCORES,
                         True,
                         HEAD_DIM,
@@ -279,14 +272,12 @@ def consume(
                         dp = kept_gradients(dp, minus_delta[None, :], signs)
                     ds = p * dp  # [KEYS, BLOCK_M]
                     dk, dv = end_block(
-                        ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
+                        ds.to(DTYPE), (dk, dv), q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, HEAD_DIM, PART
                     )
                     q_turn += 1
                 for nth in range(num_full):
                     start_m = full_begin + nth * BLOCK_M
                     qk, dp, q_tile, do_tile, dropped = begin_dropped_block(
-                        k_tile,
-                        v_tile,
                         rings,
                         q_turn,
                         None,
@@ -296,6 +287,7 @@ def consume(
                         first_row,
                         start_m,
                         key_origin + start_n + PART * KEYS,
+                        PART,
                         SCORES,
                         True,
                         HEAD_DIM,
@@ -317,12 +309,12 @@ def consume(
                         dp = kept_gradients(dp, minus_delta[None, :], signs)
                     ds = p * dp  # [KEYS, BLOCK_M]
                     dk, dv = end_block(
-                        ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
+                        ds.to(DTYPE), (dk, dv), q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, HEAD_DIM, PART
                     )
                     q_turn += 1
 
             if WITH_DQ:
-                drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
+                drain_dq(k_ring, exchange, q_turn, first_turn, HEAD_DIM, BLOCK_M, PART)
             mbarrier.arrive(k_ring.empty.index(0), count=1)
             own_start = start_n + PART * KEYS
             # Layouts are converted through the shared memory of v, which is not read any more.
@@ -631,8 +623,6 @@ def score(
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
     SUMS: gl.constexpr = product_layout(BLOCK_D)
-    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    v_tile = v_ring.tile(0)  # [BLOCK_N, BLOCK_DV]
     qk_scale = scale * LOG2E
     num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
@@ -660,8 +650,6 @@ def score(
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 qk, dp, q_tile, _do_tile, dropped = begin_dropped_block(
-                    k_tile,
-                    v_tile,
                     rings,
                     q_turn,
                     None,
@@ -671,6 +659,7 @@ def score(
                     first_row,
                     start_m,
                     key_origin + start_n,
+                    0,
                     SCORES,
                     True,
                     HEAD_DIM,
@@ -704,8 +693,6 @@ def score(
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
                 qk, dp, q_tile, _do_tile, dropped = begin_dropped_block(
-                    k_tile,
-                    v_tile,
                     rings,
                     q_turn,
                     None,
@@ -715,6 +702,7 @@ def score(
                     first_row,
                     start_m,
                     key_origin + start_n,
+                    0,
                     SCORES,
                     True,
                     HEAD_DIM,
@@ -768,7 +756,6 @@ def accumulate(
     work_ring, q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch = arguments
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
-    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
@@ -795,7 +782,7 @@ def accumulate(
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                dv = add_block(dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
+                dv = add_block(dv, dq_part, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
                 # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
@@ -803,7 +790,7 @@ def accumulate(
                 start_m = full_begin + row_turn * BLOCK_M
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                dv = add_block(dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
+                dv = add_block(dv, dq_part, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
                 q_turn += 1
 
         mbarrier.arrive(k_ring.empty.index(0), count=1)

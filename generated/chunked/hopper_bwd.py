@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: a0ec8d9b5e8a93c6
+# hash: 9e84c0a1a3e23670
 """Gradients of `chunked` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep    q_idx >= kv_idx and q_idx // size == kv_idx // size
@@ -65,7 +65,6 @@ from .._runtime.device.gl_backward import (
     describe_input,
     describe_parts,
     describe_vector,
-    dq_columns,
     make_exchange,
     make_hand_over,
     make_row_ring,
@@ -178,12 +177,7 @@ def consume(
     SCORES: gl.constexpr = product_layout(BLOCK_M)
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
-    k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
-    # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
-    DQ_COLS: gl.constexpr = dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, PART)
-    k_part = k_block.slice(PART * (BLOCK_D // 2), DQ_COLS, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
@@ -210,9 +204,7 @@ def consume(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
-                )
+                qk, dp, q_tile, do_tile = begin_block(rings, q_turn, None, PART, SCORES, True, HEAD_DIM, HEAD_DIM_V)
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
@@ -230,13 +222,11 @@ def consume(
                 dp = warpgroup_mma_wait(len(dv), deps=(dp,))
                 ds = p * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
-                    ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
+                    ds.to(DTYPE), (dk, dv), q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, HEAD_DIM, PART
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
-                )
+                qk, dp, q_tile, do_tile = begin_block(rings, q_turn, None, PART, SCORES, True, HEAD_DIM, HEAD_DIM_V)
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -244,12 +234,12 @@ def consume(
                 dp = warpgroup_mma_wait(len(dv), deps=(dp,))
                 ds = p * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
-                    ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
+                    ds.to(DTYPE), (dk, dv), q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, HEAD_DIM, PART
                 )
                 q_turn += 1
 
         if WITH_DQ:
-            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
+            drain_dq(k_ring, exchange, q_turn, first_turn, HEAD_DIM, BLOCK_M, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.
@@ -454,8 +444,6 @@ def score(
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
     SUMS: gl.constexpr = product_layout(BLOCK_D)
-    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    v_tile = v_ring.tile(0)  # [BLOCK_N, BLOCK_DV]
     qk_scale = scale * LOG2E
     num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
@@ -478,9 +466,7 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, _do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
-                )
+                qk, dp, q_tile, _do_tile = begin_block(rings, q_turn, None, 0, SCORES, True, HEAD_DIM, HEAD_DIM_V)
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
@@ -500,9 +486,7 @@ def score(
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
-                )
+                qk, dp, q_tile, _do_tile = begin_block(rings, q_turn, None, 0, SCORES, True, HEAD_DIM, HEAD_DIM_V)
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -544,7 +528,6 @@ def accumulate(
     q_len, kv_len, num_heads, group_size, batch = numbers
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
-    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
@@ -568,7 +551,7 @@ def accumulate(
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                dv = add_block(dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
+                dv = add_block(dv, dq_part, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
                 # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
@@ -576,7 +559,7 @@ def accumulate(
                 start_m = full_begin + row_turn * BLOCK_M
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                dv = add_block(dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
+                dv = add_block(dv, dq_part, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
                 q_turn += 1
 
         mbarrier.arrive(k_ring.empty.index(0), count=1)

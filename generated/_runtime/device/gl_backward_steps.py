@@ -31,9 +31,33 @@ from .gl import (
     wait_for_sums,
     whole_columns,
 )
-from .gl_backward import add_sums, begin_sums_by_key, begin_sums_by_row, begin_with, in_fragments, of_lines, sums_layout
+from .gl_backward import (
+    add_sums,
+    begin_sums_by_key,
+    begin_sums_by_row,
+    begin_with,
+    dq_columns,
+    in_fragments,
+    of_lines,
+    sums_layout,
+)
 from .gl_dropout import bit_layout, dropped_bits
-from .gl_versions import async_add
+from .gl_versions import ADDRESSES_ARE_HELD, async_add
+
+
+@gluon.jit
+def late_zero(turn):
+    """0, as the stage of a tile that stays in place over a loop. `turn` counts the loop's steps.
+
+    A product reads each 16 columns of an operand through an address of its own. Triton 3.9 computes those that do not
+    change ahead of the loop, and a backward has no registers for them: it would load each from local memory in each
+    step. So there this is a number of which the compiler knows only that it follows from `turn`.
+    """
+    if ADDRESSES_ARE_HELD:
+        return turn >> 30
+    else:
+        return 0
+
 
 # ---------------------------------------------------------------------------------------------------- copies of a block
 
@@ -99,18 +123,24 @@ def wait_for_scores(
 
 @gluon.jit
 def issue_products(
-    k_tile, v_tile, rings, turn, block_term,
+    rings, turn, block_term, PART: gl.constexpr,
     SCORES: gl.constexpr, LINEAR: gl.constexpr, HEAD_DIM: gl.constexpr, HEAD_DIM_V: gl.constexpr,
 ):  # fmt: skip
     """Issue `k q^T` and `v do^T` of a block, `[KEYS, BLOCK_M]`; also returned are its tiles of q and do.
+
+    PART: which KEYS of the tile of keys.
 
     Terms that are added to a product cost nothing if its accumulator begins with them. The second accumulator begins
     with `-delta`. If LINEAR, a score is the product times a factor: then the first accumulator begins with `-lse` and
     `block_term`, divided by that factor, if `begins_with_terms`. `block_term` may be None.
     """
-    KEYS: gl.constexpr = k_tile.shape[0]
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
-    _k_ring, _v_ring, q_ring, do_ring = rings
+    k_ring, v_ring, q_ring, do_ring = rings
+    KEYS: gl.constexpr = v_ring.tiles.shape[-2]
+    zero = late_zero(turn)
+    k_tile = k_ring.tile(zero)
+    k_tile = k_tile if k_tile.shape[0] == KEYS else k_tile.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
+    v_tile = v_ring.tile(PART + zero)  # [KEYS, BLOCK_DV]
     stage = turn % q_ring.stages
     q_tile = q_ring.receive(turn)  # [BLOCK_M, BLOCK_D]
     do_tile = do_ring.receive(turn)  # [BLOCK_M, BLOCK_DV]
@@ -128,29 +158,25 @@ def issue_products(
 
 @gluon.jit
 def begin_block(
-    k_tile, v_tile, rings, turn, block_term,
+    rings, turn, block_term, PART: gl.constexpr,
     SCORES: gl.constexpr, LINEAR: gl.constexpr, HEAD_DIM: gl.constexpr, HEAD_DIM_V: gl.constexpr,
 ):  # fmt: skip
     """Issue both products of a block, and wait for the first."""
-    qk, dp, q_tile, do_tile = issue_products(
-        k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR, HEAD_DIM, HEAD_DIM_V
-    )
+    qk, dp, q_tile, do_tile = issue_products(rings, turn, block_term, PART, SCORES, LINEAR, HEAD_DIM, HEAD_DIM_V)
     qk = wait_for_scores(qk, q_tile, do_tile, rings, turn, block_term, SCORES, LINEAR, HEAD_DIM_V)
     return qk, dp, q_tile, do_tile
 
 
 @gluon.jit
 def begin_dropped_block(
-    k_tile, v_tile, rings, turn, block_term, seed, threshold, head_index, first_row, start_m, start_n,
+    rings, turn, block_term, seed, threshold, head_index, first_row, start_m, start_n, PART: gl.constexpr,
     SCORES: gl.constexpr, LINEAR: gl.constexpr, HEAD_DIM: gl.constexpr, HEAD_DIM_V: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     """`begin_block`; with DROPOUT the random bits of the block are drawn while the products run.
 
     Dropout counts the rows from `first_row` on.
     """
-    qk, dp, q_tile, do_tile = issue_products(
-        k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR, HEAD_DIM, HEAD_DIM_V
-    )
+    qk, dp, q_tile, do_tile = issue_products(rings, turn, block_term, PART, SCORES, LINEAR, HEAD_DIM, HEAD_DIM_V)
     BLOCK_M: gl.constexpr = q_tile.shape[0]
     dropped = gl.zeros([32, BLOCK_M // 64, 4], gl.int32, bit_layout(BLOCK_M))
     if DROPOUT:
@@ -175,9 +201,15 @@ def begin_exchange(exchange, PART: gl.constexpr):
 
 
 @gluon.jit
-def begin_dq(k_part, exchange, turn, BLOCK_M: gl.constexpr, PART: gl.constexpr):
-    """Issue a warpgroup's part of `ds k` with tile `turn` of the ring of ds, which holds ds of block `turn - 1`."""
-    COLS: gl.constexpr = k_part.shape[1]
+def begin_dq(k_ring, exchange, turn, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, PART: gl.constexpr):
+    """Issue a warpgroup's part of `ds k` with tile `turn` of the ring of ds, which holds ds of block `turn - 1`.
+
+    A part has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
+    """
+    k_tile = k_ring.tile(late_zero(turn))  # [BLOCK_N, BLOCK_D]
+    BLOCK_D: gl.constexpr = k_tile.shape[1]
+    COLS: gl.constexpr = dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, PART)
+    k_part = k_tile.slice(PART * (BLOCK_D // 2), COLS, dim=1) if BLOCK_M == 64 else k_tile
     ds_ring = exchange[0]
     mbarrier.wait(ds_ring.full.index(turn & 1), (turn >> 1) & 1)
     ds_tile = ds_ring.tiles.index(turn & 1)  # [BLOCK_N, BLOCK_M]
@@ -221,8 +253,8 @@ def store_row_sums(row_sums, exchange, PART: gl.constexpr):
 
 @gluon.jit
 def end_block(
-    ds, sums, k_part, q_tile, rings, exchange, turn, first_turn,
-    WITH_DQ: gl.constexpr, PART: gl.constexpr, ROW_SUMS: gl.constexpr = False, COLUMN_SUMS: gl.constexpr = False,
+    ds, sums, q_tile, rings, exchange, turn, first_turn, WITH_DQ: gl.constexpr, HEAD_DIM: gl.constexpr,
+    PART: gl.constexpr, ROW_SUMS: gl.constexpr = False, COLUMN_SUMS: gl.constexpr = False,
 ):  # fmt: skip
     """Add block `turn` to dk, and with WITH_DQ the block before to dq.
 
@@ -240,7 +272,7 @@ def end_block(
     KEYS: gl.constexpr = ds.shape[0]
     BLOCK_M: gl.constexpr = ds.shape[1]
     has_before = turn > first_turn
-    _k_ring, _v_ring, q_ring, do_ring = rings
+    k_ring, _v_ring, q_ring, do_ring = rings
     dk, dv = sums[0], sums[1]
     DK: gl.constexpr = len(dk)
     DV: gl.constexpr = len(dv)
@@ -253,7 +285,7 @@ def end_block(
         next_stage, lap = (turn + 1) & 1, (turn + 1) >> 1
         mbarrier.wait(ds_ring.empty.index(next_stage), (lap & 1) ^ 1)
         ds_ring.tiles.index(next_stage).slice(PART * KEYS, KEYS).store(ds)
-        dq = begin_dq(k_part, exchange, turn, BLOCK_M, PART)
+        dq = begin_dq(k_ring, exchange, turn, HEAD_DIM, BLOCK_M, PART)
         if ROW_SUMS:
             row_sums = begin_row_sums(exchange, turn, BLOCK_M, PART)
         dk = begin_sums(ds_weights, q_tile, dk)
@@ -298,16 +330,17 @@ def end_block(
 
 @gluon.jit
 def drain_dq(
-    k_part,
+    k_ring,
     exchange,
     turn,
     first_turn,
+    HEAD_DIM: gl.constexpr,
     BLOCK_M: gl.constexpr,
     PART: gl.constexpr,
     ROW_SUMS: gl.constexpr = False,
 ):
     """Pipeline epilogue of a block of keys: dq of its last block of rows, `turn - 1`, if it has any."""
-    dq = begin_dq(k_part, exchange, turn, BLOCK_M, PART)
+    dq = begin_dq(k_ring, exchange, turn, HEAD_DIM, BLOCK_M, PART)
     if ROW_SUMS:
         row_sums = begin_row_sums(exchange, turn, BLOCK_M, PART)
         dq, row_sums = warpgroup_mma_wait(0, deps=(dq, row_sums))
@@ -406,7 +439,6 @@ def begin_second_part(ds_tile, k_tile, HEAD_DIM: gl.constexpr, EARLY: gl.constex
 def add_block(
     dv,
     dq_part,
-    k_tile,
     rings,
     hand_over,
     turn,
@@ -427,6 +459,7 @@ def add_block(
     p_tile = p_ring.take(turn)
     if WITH_DQ:
         ds_tile = ds_ring.take(turn).permute((1, 0))  # [BLOCK_M, BLOCK_N]
+        k_tile = rings[0].tile(late_zero(turn))  # [BLOCK_N, BLOCK_D]
         # Up to 64 columns at a time: each part is added while the next is multiplied, and the first while dv is.
         PARTS: gl.constexpr = count_pieces(k_tile.shape[1], HEAD_DIM, 64)
         # With two or three parts, the second runs beside the first, too. With four, dv leaves no registers for it.

@@ -32,6 +32,9 @@ reinterpret = memory.reinterpret if hasattr(memory, "reinterpret") else memory._
 VIEWS_GROW = gl.constexpr(triton.__version__.startswith(("3.6.", "3.7.")))
 """Whether `reinterpret` may give a view that is larger than the memory it is given. Triton refuses that since 3.8."""
 
+ADDRESSES_ARE_HELD = gl.constexpr(not triton.__version__.startswith(("3.6.", "3.7.", "3.8.")))
+"""Whether each address of an operand in shared memory is held in a register over a loop that does not change it."""
+
 
 @builtin
 def concat(values: Any, constants: Any, _semantic: Any = None) -> Any:

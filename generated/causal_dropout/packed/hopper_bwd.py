@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 78a66d6a73e2f688
+# hash: 2614542a952d342d
 """Gradients of `causal_dropout`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx >= kv_idx
@@ -69,7 +69,6 @@ from ..._runtime.device.gl import (
 from ..._runtime.device.gl_backward import (
     describe_parts,
     describe_vector,
-    dq_columns,
     locate_keys,
     make_exchange,
     make_hand_over,
@@ -196,12 +195,7 @@ def consume(
     SCORES: gl.constexpr = product_layout(BLOCK_M)
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
-    k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
-    # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
-    DQ_COLS: gl.constexpr = dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, PART)
-    k_part = k_block.slice(PART * (BLOCK_D // 2), DQ_COLS, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
@@ -231,8 +225,6 @@ def consume(
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 qk, dp, q_tile, do_tile, dropped = begin_dropped_block(
-                    k_tile,
-                    v_tile,
                     rings,
                     q_turn,
                     None,
@@ -242,6 +234,7 @@ def consume(
                     first_row,
                     start_m,
                     key_origin + start_n + PART * KEYS,
+                    PART,
                     SCORES,
                     True,
                     HEAD_DIM,
@@ -268,14 +261,12 @@ def consume(
                     dp = kept_gradients(dp, minus_delta[None, :], signs)
                 ds = p * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
-                    ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
+                    ds.to(DTYPE), (dk, dv), q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, HEAD_DIM, PART
                 )
                 q_turn += 1
             for nth in range(num_full):
                 start_m = full_begin + nth * BLOCK_M
                 qk, dp, q_tile, do_tile, dropped = begin_dropped_block(
-                    k_tile,
-                    v_tile,
                     rings,
                     q_turn,
                     None,
@@ -285,6 +276,7 @@ def consume(
                     first_row,
                     start_m,
                     key_origin + start_n + PART * KEYS,
+                    PART,
                     SCORES,
                     True,
                     HEAD_DIM,
@@ -306,12 +298,12 @@ def consume(
                     dp = kept_gradients(dp, minus_delta[None, :], signs)
                 ds = p * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
-                    ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
+                    ds.to(DTYPE), (dk, dv), q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, HEAD_DIM, PART
                 )
                 q_turn += 1
 
         if WITH_DQ:
-            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
+            drain_dq(k_ring, exchange, q_turn, first_turn, HEAD_DIM, BLOCK_M, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.
@@ -531,8 +523,6 @@ def score(
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
     SUMS: gl.constexpr = product_layout(BLOCK_D)
-    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    v_tile = v_ring.tile(0)  # [BLOCK_N, BLOCK_DV]
     qk_scale = scale * LOG2E
     num_head_groups = num_heads // group_size
     q_turn, k_lap = 0, 0
@@ -558,8 +548,6 @@ def score(
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 qk, dp, q_tile, _do_tile, dropped = begin_dropped_block(
-                    k_tile,
-                    v_tile,
                     rings,
                     q_turn,
                     None,
@@ -569,6 +557,7 @@ def score(
                     first_row,
                     start_m,
                     key_origin + start_n,
+                    0,
                     SCORES,
                     True,
                     HEAD_DIM,
@@ -601,8 +590,6 @@ def score(
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
                 qk, dp, q_tile, _do_tile, dropped = begin_dropped_block(
-                    k_tile,
-                    v_tile,
                     rings,
                     q_turn,
                     None,
@@ -612,6 +599,7 @@ def score(
                     first_row,
                     start_m,
                     key_origin + start_n,
+                    0,
                     SCORES,
                     True,
                     HEAD_DIM,
@@ -665,7 +653,6 @@ def accumulate(
     work_ring, block_seqs_ptr, q_offset, dv_ptr, stride_dvh, q_total, num_heads, group_size, num_seqs = arguments
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
-    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     num_head_groups = num_heads // group_size
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
@@ -692,7 +679,7 @@ def accumulate(
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 row_block = h * num_row_blocks + row_first + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                dv = add_block(dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
+                dv = add_block(dv, dq_part, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
                 # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
@@ -700,7 +687,7 @@ def accumulate(
                 start_m = full_begin + row_turn * BLOCK_M
                 row_block = h * num_row_blocks + row_first + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                dv = add_block(dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
+                dv = add_block(dv, dq_part, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
                 q_turn += 1
 
         mbarrier.arrive(k_ring.empty.index(0), count=1)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: 8befc5a6d66e9ce6
+# hash: c9f947edd05f1e53
 """Gradients of `forgetting`, packed sequences on Hopper with respect to k, v and g, and with WITH_DQ to q.
 
     keep         q_idx >= kv_idx
@@ -71,7 +71,6 @@ from ..._runtime.device.gl_backward import (
     add_rows,
     describe_parts,
     describe_vector,
-    dq_columns,
     locate_keys,
     make_exchange,
     make_hand_over,
@@ -200,12 +199,7 @@ def consume(
     SCORES: gl.constexpr = product_layout(BLOCK_M)
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
-    k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
-    # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
-    DQ_COLS: gl.constexpr = dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, PART)
-    k_part = k_block.slice(PART * (BLOCK_D // 2), DQ_COLS, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
@@ -241,7 +235,7 @@ def consume(
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 qk, dp, q_tile, do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                    rings, q_turn, block_term, PART, SCORES, True, HEAD_DIM, HEAD_DIM_V
                 )
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -260,13 +254,13 @@ def consume(
                 dk, dv, column_sums = end_block(
                     ds.to(DTYPE),
                     (dk, dv, column_sums),
-                    k_part,
                     q_tile,
                     rings,
                     exchange,
                     q_turn,
                     first_turn,
                     WITH_DQ,
+                    HEAD_DIM,
                     PART,
                     ROW_SUMS=True,
                     COLUMN_SUMS=True,
@@ -274,7 +268,7 @@ def consume(
                 q_turn += 1
             for _ in range(num_full):
                 qk, dp, q_tile, do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                    rings, q_turn, block_term, PART, SCORES, True, HEAD_DIM, HEAD_DIM_V
                 )
                 logit = qk * qk_scale + key_term[:, None]
                 if start_n + BLOCK_N > kv_len:
@@ -288,13 +282,13 @@ def consume(
                 dk, dv, column_sums = end_block(
                     ds.to(DTYPE),
                     (dk, dv, column_sums),
-                    k_part,
                     q_tile,
                     rings,
                     exchange,
                     q_turn,
                     first_turn,
                     WITH_DQ,
+                    HEAD_DIM,
                     PART,
                     ROW_SUMS=True,
                     COLUMN_SUMS=True,
@@ -305,7 +299,7 @@ def consume(
             gl.store(ddecay_cols_ptr + h * kv_total + kv_start + kv_idx, ddecay_cols, mask=kv_idx < kv_len)
 
         if WITH_DQ:
-            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART, ROW_SUMS=True)
+            drain_dq(k_ring, exchange, q_turn, first_turn, HEAD_DIM, BLOCK_M, PART, ROW_SUMS=True)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.
@@ -526,8 +520,6 @@ def score(
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
     SUMS: gl.constexpr = product_layout(BLOCK_D)
-    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    v_tile = v_ring.tile(0)  # [BLOCK_N, BLOCK_DV]
     qk_scale = scale * LOG2E
     unscaled = 1.0 / qk_scale
     num_head_groups = num_heads // group_size
@@ -558,9 +550,7 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, _do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
-                )
+                qk, dp, q_tile, _do_tile = begin_block(rings, q_turn, block_term, 0, SCORES, True, HEAD_DIM, HEAD_DIM_V)
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -580,9 +570,7 @@ def score(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
-                )
+                qk, dp, q_tile, _do_tile = begin_block(rings, q_turn, block_term, 0, SCORES, True, HEAD_DIM, HEAD_DIM_V)
                 logit = qk * qk_scale + key_term[:, None]
                 if start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -634,7 +622,6 @@ def accumulate(
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     LINE: gl.constexpr = gl.SliceLayout(1, sums_layout())
-    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     num_head_groups = num_heads // group_size
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
@@ -661,9 +648,7 @@ def accumulate(
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 row_block = h * num_row_blocks + row_first + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                dv, row_sums = add_block(
-                    dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ, ROW_SUMS=True
-                )
+                dv, row_sums = add_block(dv, dq_part, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ, ROW_SUMS=True)
                 if WITH_DQ:
                     add_rows(
                         ddecay_rows_ptr + h * q_total + q_start + start_m,
@@ -678,9 +663,7 @@ def accumulate(
                 start_m = full_begin + row_turn * BLOCK_M
                 row_block = h * num_row_blocks + row_first + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                dv, row_sums = add_block(
-                    dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ, ROW_SUMS=True
-                )
+                dv, row_sums = add_block(dv, dq_part, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ, ROW_SUMS=True)
                 if WITH_DQ:
                     add_rows(
                         ddecay_rows_ptr + h * q_total + q_start + start_m,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: 72a14f79dc5dd975
+# hash: 6af5db0c009523a1
 """Gradients of `forgetting`, with segment ids on Hopper with respect to k, v and g, and with WITH_DQ to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -72,7 +72,6 @@ from ..._runtime.device.gl_backward import (
     describe_input,
     describe_parts,
     describe_vector,
-    dq_columns,
     make_exchange,
     make_hand_over,
     make_ones,
@@ -226,12 +225,7 @@ def consume(
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
     OWN_ROW: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
-    # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
-    DQ_COLS: gl.constexpr = dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, PART)
-    k_part = k_block.slice(PART * (BLOCK_D // 2), DQ_COLS, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
@@ -290,7 +284,7 @@ def consume(
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
                 qk, dp, q_tile, do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                    rings, q_turn, block_term, PART, SCORES, True, HEAD_DIM, HEAD_DIM_V
                 )
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -317,13 +311,13 @@ def consume(
                 dk, dv, column_sums = end_block(
                     ds.to(DTYPE),
                     (dk, dv, column_sums),
-                    k_part,
                     q_tile,
                     rings,
                     exchange,
                     q_turn,
                     first_turn,
                     WITH_DQ,
+                    HEAD_DIM,
                     PART,
                     ROW_SUMS=True,
                     COLUMN_SUMS=True,
@@ -331,7 +325,7 @@ def consume(
                 q_turn += 1
             for _ in range(num_full):
                 qk, dp, q_tile, do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                    rings, q_turn, block_term, PART, SCORES, True, HEAD_DIM, HEAD_DIM_V
                 )
                 logit = qk * qk_scale + key_term[:, None]
                 if RAGGED and start_n + BLOCK_N > kv_len:
@@ -345,13 +339,13 @@ def consume(
                 dk, dv, column_sums = end_block(
                     ds.to(DTYPE),
                     (dk, dv, column_sums),
-                    k_part,
                     q_tile,
                     rings,
                     exchange,
                     q_turn,
                     first_turn,
                     WITH_DQ,
+                    HEAD_DIM,
                     PART,
                     ROW_SUMS=True,
                     COLUMN_SUMS=True,
@@ -362,7 +356,7 @@ def consume(
             gl.store(ddecay_cols_ptr + (b * num_heads + h) * kv_len + cols, ddecay_cols, mask=cols < kv_len)
 
         if WITH_DQ:
-            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART, ROW_SUMS=True)
+            drain_dq(k_ring, exchange, q_turn, first_turn, HEAD_DIM, BLOCK_M, PART, ROW_SUMS=True)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.
@@ -693,8 +687,6 @@ def score(
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
     OWN_ROW: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     SUMS: gl.constexpr = product_layout(BLOCK_D)
-    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    v_tile = v_ring.tile(0)  # [BLOCK_N, BLOCK_DV]
     qk_scale = scale * LOG2E
     unscaled = 1.0 / qk_scale
     num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
@@ -748,9 +740,7 @@ def score(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, _do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
-                )
+                qk, dp, q_tile, _do_tile = begin_block(rings, q_turn, block_term, 0, SCORES, True, HEAD_DIM, HEAD_DIM_V)
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -778,9 +768,7 @@ def score(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(
-                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
-                )
+                qk, dp, q_tile, _do_tile = begin_block(rings, q_turn, block_term, 0, SCORES, True, HEAD_DIM, HEAD_DIM_V)
                 logit = qk * qk_scale + key_term[:, None]
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((cols < kv_len)[:, None], logit, float("-inf"))
@@ -831,7 +819,6 @@ def accumulate(
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     LINE: gl.constexpr = gl.SliceLayout(1, sums_layout())
-    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
@@ -855,9 +842,7 @@ def accumulate(
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                dv, row_sums = add_block(
-                    dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ, ROW_SUMS=True
-                )
+                dv, row_sums = add_block(dv, dq_part, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ, ROW_SUMS=True)
                 if WITH_DQ:
                     add_rows(
                         ddecay_rows_ptr + (b * num_heads + h) * q_len + start_m,
@@ -872,9 +857,7 @@ def accumulate(
                 start_m = full_begin + row_turn * BLOCK_M
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
-                dv, row_sums = add_block(
-                    dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ, ROW_SUMS=True
-                )
+                dv, row_sums = add_block(dv, dq_part, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ, ROW_SUMS=True)
                 if WITH_DQ:
                     add_rows(
                         ddecay_rows_ptr + (b * num_heads + h) * q_len + start_m,
