@@ -125,7 +125,7 @@ def _part(
         fault = ""
     # A portable kernel of equal hashes is the same code. A verdict also has the times of such kernels.
     same = {name for name in names if before[name] == after[name]}
-    compared = dict.fromkeys(call for call in calls if isinstance(call, HopperTask) or call.group.pass_ not in same)
+    compared = dict.fromkeys(call for call in calls if not (isinstance(call, Task) and call.group.pass_ in same))
     yield Part(path=path, title=title, rows=tuple(rows), hashes=after, calls=tuple(compared), fault=fault)
 
 
