@@ -73,9 +73,9 @@ _WORDS = """
     LINE add_rows block_term column_sums key_term make_ones of_lines ones own_start_m
     OWN_KEY OWN_ROW own_col own_key own_position own_q_row own_row own_segment row_start row_turn sums_layout unscaled
 
-    DQ_COLS KEYS LINES WITH_DQ as_operand begin_addition begin_sums delta_desc describe_parts
-    describe_vector do_desc do_ring dq_columns dq_descs dq_ring dq_sums dq_tiles fence_async_shared first_row fused
-    head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc
+    KEYS LINES WITH_DQ as_operand begin_addition begin_sums delta_desc describe_parts
+    describe_vector do_desc do_ring dq_descs dq_ring dq_sums dq_tiles fence_async_shared first_row fused
+    head_parts hopper_bwd hopper_delta in_fragments k_lap lse_desc
     num_key_blocks own_start q_turn row_delta row_lse sum_index
 
     at_columns columns_before run_bits run_end run_first run_gap_end run_gap_first
