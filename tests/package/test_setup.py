@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -113,20 +114,28 @@ def test_a_torch_that_brings_its_triton_is_tested_with_that_alone(
     assert "brings its own" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("failing", ["pytest", "codegen", None])
-def test_the_newest_triton_interprets_and_compiles(monkeypatch: pytest.MonkeyPatch, failing: str | None) -> None:
+@pytest.mark.parametrize(("failing", "spilled"), [("pytest", 232), ("codegen", 232), (None, 232), (None, 704)])
+def test_the_newest_triton_interprets_and_compiles(
+    monkeypatch: pytest.MonkeyPatch, failing: str | None, spilled: int
+) -> None:
     ran = {}
+    kernels = [
+        {"kernel": "causal_hopper_bwd", "usage": {"spill_loads": spilled}},
+        {"kernel": "causal_hopper_fwd", "usage": {"spill_loads": 1000}},
+    ]
 
     def run(command: list[str], *, cwd: Path, env: dict[str, str], check: bool) -> subprocess.CompletedProcess[str]:
         assert (cwd, check, env["PYTHONPATH"]) == (ROOT, False, str(newest_triton.FOLDER))
         ran[command[2]] = env.get("TRITON_INTERPRET")
+        if command[2] == "codegen":
+            Path(command[command.index("--json") + 1]).write_text(json.dumps({"kernels": kernels}), encoding="utf-8")
         return subprocess.CompletedProcess(command, int(command[2] == failing))
 
     monkeypatch.setattr(newest_triton, "brings_triton", lambda: False)
     monkeypatch.setattr(newest_triton, "install", lambda: "")
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "3.6.0")
-    assert newest_triton.main() == int(failing is not None)
+    assert newest_triton.main() == int(failing is not None or spilled > newest_triton.MOST_SPILLS)
     assert ran == {"pytest": "1", "codegen": None}
 
 
