@@ -156,7 +156,7 @@ class Kernel:
                 async_add=method("async_add"),
                 reinterpret=Tile.reinterpret if VIEWS_GROW else Tile.view,
                 VIEWS_GROW=VIEWS_GROW,
-                # As for Triton 3.9: a stage that must be 0 is computed here, otherwise it is written down.
+                # As for Triton 3.9: then `late_zero` computes its stage, and does not return a constant.
                 ADDRESSES_ARE_HELD=True,
             ),
         }

@@ -123,7 +123,7 @@ def _part(
         fault = f"it was measured with Triton {', '.join(sorted(others))}, not with {triton}"
     else:
         fault = ""
-    # A portable kernel of equal hashes is the same code. A verdict also has the times of such kernels.
+    # A portable kernel whose hash is unchanged is the same code, and need not be compiled.
     same = {name for name in names if before[name] == after[name]}
     compared = dict.fromkeys(call for call in calls if not (isinstance(call, Task) and call.group.pass_ in same))
     yield Part(path=path, title=title, rows=tuple(rows), hashes=after, calls=tuple(compared), fault=fault)

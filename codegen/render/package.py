@@ -67,8 +67,8 @@ def templates_path() -> Path:
 
 @cache
 def make_environment(folder: Path) -> jinja2.Environment:
-    """One for each folder, because compiling the templates takes most of the time of a render. A template that changes
-    is compiled anew."""
+    """The environment of a folder of templates. A process makes one for each folder, because compiling templates takes
+    most of the time of a render. A template that changes is compiled anew."""
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,

@@ -81,7 +81,7 @@ def omit_unread_overflow_checks() -> None:
 
 
 def match_equal_types_at_once() -> None:
-    """Look for no common type of two operands that have the same one, or of which one is a number of that kind."""
+    """Skip the search for a common type of two operands of one type, or of a number and a type that holds it."""
     from triton.language import core, semantic
 
     kinds = semantic.TritonSemantic
