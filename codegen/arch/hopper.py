@@ -116,7 +116,7 @@ FAMILY = HopperFamily(
     narrow_forward_from_if_alike=512,
     narrow_forward_from_if_overlapped=2048,
     packed_forward_from={64: 768, 128: 96, 256: 64},
-    fused_backward_from={64: 1536, 128: 1536, 256: 1024},
-    packed_fused_backward_from={64: 1536, 128: 1536, 256: 2560},
+    fused_backward_from={64: 1536, 128: 1024, 256: 1024},
+    packed_fused_backward_from={64: 1536, 128: 1024, 256: 2560},
     mixed_backward_from=3072,
 )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: 83ec87780b1155f4
+# hash: b7278991e7d826ce
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
@@ -64,8 +64,8 @@ HOPPER_FAMILY = HopperFamily(
     narrow_forward_from_if_alike=512,
     narrow_forward_from_if_overlapped=2048,
     packed_forward_from={64: 768, 128: 96, 256: 64},
-    fused_backward_from={64: 1536, 128: 1536, 256: 1024},
-    packed_fused_backward_from={64: 1536, 128: 1536, 256: 2560},
+    fused_backward_from={64: 1536, 128: 1024, 256: 1024},
+    packed_fused_backward_from={64: 1536, 128: 1024, 256: 2560},
     mixed_backward_from=3072,
 )
 

@@ -45,18 +45,35 @@ from .gl_dropout import bit_layout, dropped_bits
 from .gl_versions import ADDRESSES_ARE_HELD, async_add
 
 
+@triton.constexpr_function
+def keys_are_late(KEYS, COLS):
+    """True if a backward reads a tile of KEYS keys of COLS columns at `late_zero`.
+
+    With Triton before 3.9 the smaller tiles have registers for most addresses, and of wide ones ptxas would serialise
+    the products.
+    """
+    return ADDRESSES_ARE_HELD or (KEYS == 128 and COLS == 128)
+
+
 @gluon.jit
-def late_zero(turn):
+def late_zero(turn, LATE: gl.constexpr):
     """0, as the stage of a tile that stays in place over a loop. `turn` counts the loop's steps.
 
-    A product reads each 16 columns of an operand through an address of its own. Triton 3.9 computes those that do not
-    change ahead of the loop, and a backward has no registers for them: it would load each from local memory in each
-    step. So there this is a number of which the compiler knows only that it follows from `turn`.
+    A product reads each 16 columns of an operand through an address of its own. The compiler computes those that do not
+    change ahead of the loop. If there are no registers for them, it loads each from local memory in each step. With
+    LATE this is a number of which the compiler knows only that it follows from `turn`.
     """
-    if ADDRESSES_ARE_HELD:
+    if LATE:
         return turn >> 30
     else:
         return 0
+
+
+@gluon.jit
+def keys_in_place(k_ring, turn):
+    """The tile of keys, `[keys, columns]`, which stays in place over the loop whose steps `turn` counts."""
+    LATE: gl.constexpr = keys_are_late(k_ring.tiles.shape[-2], k_ring.tiles.shape[-1])
+    return k_ring.tile(late_zero(turn, LATE))
 
 
 # ---------------------------------------------------------------------------------------------------- copies of a block
@@ -137,10 +154,9 @@ def issue_products(
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     k_ring, v_ring, q_ring, do_ring = rings
     KEYS: gl.constexpr = v_ring.tiles.shape[-2]
-    zero = late_zero(turn)
-    k_tile = k_ring.tile(zero)
+    k_tile = keys_in_place(k_ring, turn)
     k_tile = k_tile if k_tile.shape[0] == KEYS else k_tile.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
-    v_tile = v_ring.tile(PART + zero)  # [KEYS, BLOCK_DV]
+    v_tile = v_ring.tile(PART + late_zero(turn, ADDRESSES_ARE_HELD))  # [KEYS, BLOCK_DV]
     stage = turn % q_ring.stages
     q_tile = q_ring.receive(turn)  # [BLOCK_M, BLOCK_D]
     do_tile = do_ring.receive(turn)  # [BLOCK_M, BLOCK_DV]
@@ -206,7 +222,7 @@ def begin_dq(k_ring, exchange, turn, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constex
 
     A part has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
     """
-    k_tile = k_ring.tile(late_zero(turn))  # [BLOCK_N, BLOCK_D]
+    k_tile = keys_in_place(k_ring, turn)  # [BLOCK_N, BLOCK_D]
     BLOCK_D: gl.constexpr = k_tile.shape[1]
     COLS: gl.constexpr = dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, PART)
     k_part = k_tile.slice(PART * (BLOCK_D // 2), COLS, dim=1) if BLOCK_M == 64 else k_tile
@@ -459,7 +475,7 @@ def add_block(
     p_tile = p_ring.take(turn)
     if WITH_DQ:
         ds_tile = ds_ring.take(turn).permute((1, 0))  # [BLOCK_M, BLOCK_N]
-        k_tile = rings[0].tile(late_zero(turn))  # [BLOCK_N, BLOCK_D]
+        k_tile = keys_in_place(rings[0], turn)  # [BLOCK_N, BLOCK_D]
         # Up to 64 columns at a time: each part is added while the next is multiplied, and the first while dv is.
         PARTS: gl.constexpr = count_pieces(k_tile.shape[1], HEAD_DIM, 64)
         # With two or three parts, the second runs beside the first, too. With four, dv leaves no registers for it.
