@@ -8,7 +8,19 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from codegen.port.values import Captured, Constant, Failed, Kind, Symbol, TranslationError, Undecided, Value, literal
+from codegen.port.values import (
+    Captured,
+    Constant,
+    Failed,
+    ForeignError,
+    Kind,
+    Library,
+    Symbol,
+    TranslationError,
+    Undecided,
+    Value,
+    literal,
+)
 
 _FOLDED: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -83,6 +95,8 @@ class Arithmetic:
             raise TranslationError(None)
         if isinstance(value, Undecided):
             raise TranslationError(node, value.reason)
+        if isinstance(value, Library) and value.not_read:
+            raise ForeignError(node, value.not_read)
         raise TranslationError(node, "it is no number of the expression language")
 
     def _captured(self, value: Captured, node: ast.AST) -> Symbol:

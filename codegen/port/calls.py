@@ -14,6 +14,7 @@ from codegen.port.values import (
     Captured,
     Closure,
     Constant,
+    ForeignError,
     Function,
     Joined,
     Kind,
@@ -171,7 +172,9 @@ class CallReader(Functions):
                 return replace(function, bound={**function.bound, **options}, first=(*function.first, *args[1:]))
             if isinstance(function, Library) and self.is_kept(function):
                 return function
-            raise TranslationError(node, "what partial gets is no function of this file; port the file that defines it")
+            if isinstance(function, Library) and function.not_read:
+                raise ForeignError(node, function.not_read)
+            raise TranslationError(node, "what partial gets is no function of this file")
         if name == "finfo":
             raise TranslationError(node, "the lowest float is no mask: write float('-inf'), which leaves the pair out")
         if called.path in SEQUENCES and not options:
@@ -191,6 +194,8 @@ class CallReader(Functions):
             # Python's own functions round to an integer, torch's to a float.
             is_whole = called.path in WHOLE and len(args) == 1 and isinstance(value, Symbol)
             return self.cast(value, "int32", node) if is_whole else value
+        if called.not_read:
+            raise ForeignError(node, called.not_read)
         reason = f"'{called.path}' has no counterpart in the expression language"
         raise TranslationError(node, reason if "." in called.path else f"'{name}' is not defined in this file")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from codegen.load.spec_file import library_macros, load
 from codegen.port.entry import DeclarationError, Entry, Formula, make_entry, yaml_lines
+from codegen.port.modules import Project
 from codegen.port.same import fingerprint
 from codegen.port.statements import FileReader, Issue
 from codegen.port.values import (
@@ -70,20 +71,21 @@ def port(path: Path, functions: Sequence[str] = ()) -> Report:
         raise CodegenError(f"{place}: this is no Python: {error.msg}") from None
     except (RecursionError, ValueError) as error:
         raise CodegenError(f"{path}: this cannot be parsed: {error}") from None
-    reader = FileReader(tree, {})
+    project = Project(path, tree)
+    reader = FileReader(project, {})
     choices = _named_choices(path, reader, functions) if functions else _choices(reader)
     macros = library_macros()
     if not functions:
-        choices = [c for c in choices if not (_is_base(reader, c) and _translate(tree, c, path, macros).issues)]
+        choices = [c for c in choices if not (_is_base(reader, c) and _translate(project, c, macros).issues)]
     choices = _unique(choices)
     if not choices:
         wanted = "mask_mod(b, h, q_idx, kv_idx) or score_mod(score, b, h, q_idx, kv_idx)"
         raise CodegenError(f"{path}: no function like {wanted} was found")
     blocks, failures, ported = [], [], []
-    results = [(choice, _translate(tree, choice, path, macros)) for choice in choices]
-    _check(results)
+    results = [(choice, _translate(project, choice, macros)) for choice in choices]
+    _check(results, path)
     for choice, result in results:
-        lines = [f"{path}:{issue.line}: {choice.name}: {issue.reason}: {issue.code}" for issue in result.issues]
+        lines = [f"{issue.file}:{issue.line}: {choice.name}: {issue.reason}: {issue.code}" for issue in result.issues]
         failures += lines
         if result.entry is None:
             blocks.append("\n".join([f"  # {choice.name} is not ported:", *(f"  #   {line}" for line in lines)]))
@@ -173,21 +175,21 @@ def _short_name(name: str) -> str:
     return short if variant_problem(short) is None else f"own_{short}"
 
 
-def _translate(tree: ast.Module, choice: Choice, path: Path, macros: Collection[str]) -> _Result:
+def _translate(project: Project, choice: Choice, macros: Collection[str]) -> _Result:
     guesses: dict[str, Kind] = {}
     for _ in range(MOST_PASSES):
         before = dict(guesses)
-        reader = FileReader(tree, dict(guesses))
+        reader = FileReader(project, dict(guesses))
         formula = _formula(reader, choice, guesses)
         if guesses == before:
             break
     if formula is None or reader.issues:
         return _Result(issues=reader.issues)
-    doc = f"Ported from {' and '.join(choice.parts)} of {path.name}."
+    doc = f"Ported from {' and '.join(choice.parts)} of {project.path.name}."
     try:
         entry = make_entry(choice.name, doc, formula, macros)
     except DeclarationError as conflict:
-        return _Result(issues=[Issue(choice.line, " and ".join(choice.parts), str(conflict))])
+        return _Result(issues=[Issue(choice.line, " and ".join(choice.parts), str(conflict), project.path)])
     entry.notes += [f"nothing checks `{assertion}`; a scalar may have min and max" for assertion in reader.assertions]
     entry.notes += [f"{name} is taken to be given: where it is None, port a mod without it" for name in reader.given]
     defaults = {name: value for mod in _mods(reader, choice) for name, value in defaults_around(mod).items()}
@@ -229,7 +231,7 @@ def _formula(reader: FileReader, choice: Choice, guesses: dict[str, Kind]) -> Fo
     )
 
 
-def _check(results: Sequence[tuple[Choice, _Result]]) -> None:
+def _check(results: Sequence[tuple[Choice, _Result]], path: Path) -> None:
     """Load the entries, and turn one that the loader refuses into an issue."""
     if _problem([result.entry for _, result in results if result.entry is not None]) is None:
         return
@@ -237,7 +239,7 @@ def _check(results: Sequence[tuple[Choice, _Result]]) -> None:
         entry = result.entry
         problem = None if entry is None else _problem([entry])
         if entry is not None and problem is not None:
-            result.issues.append(Issue(choice.line, entry.score or entry.mask, problem))
+            result.issues.append(Issue(choice.line, entry.score or entry.mask, problem, path))
             result.entry = None
 
 

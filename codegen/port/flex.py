@@ -13,6 +13,7 @@ from codegen.port.values import (
     Captured,
     Closure,
     Constant,
+    ForeignError,
     Joined,
     Kind,
     Library,
@@ -118,7 +119,10 @@ class FlexReader(ExpressionReader):
             return super().library(called, args, options, node)
         parts = tuple(arg for arg in args if is_mod(arg))
         if len(parts) != len(args):
-            raise TranslationError(node, f"every argument of {name} must be a mask_mod of this file")
+            for arg in args:
+                if isinstance(arg, Library) and arg.not_read:
+                    raise ForeignError(node, arg.not_read)
+            raise TranslationError(node, f"every argument of {name} must be a mask_mod")
         return Joined(name == "and_masks", parts, f"{name[:-6]}_{node.lineno}")
 
     def _flex_call(
@@ -157,21 +161,25 @@ class FlexReader(ExpressionReader):
         is chosen are the file's own, or another file's.
         """
         value: Value = Captured("argument", made_by=node)
-        reason = NOT_HERE
+        reason, is_foreign = NOT_HERE, True
         try:
             value = self.read(node, scope)
         except UndecidedError:
             return value
         except TranslationError as error:
             is_own = isinstance(node, ast.Call) and error.node is node and _word(node.func) != "partial"
-            reason = NOT_HERE if is_own else error.reason
+            if isinstance(error, ForeignError) or not is_own:
+                reason, is_foreign = error.reason, isinstance(error, ForeignError)
         if is_mod(value):
-            return value
+            return self.note(value, node)  # of another module, it has no name here yet
         origin = node
+        if isinstance(value, Library):
+            reason = value.not_read or reason
         if isinstance(value, Closure):
             required = len(value.parameters) - len(value.node.args.defaults)
             if required <= parts <= len(value.parameters):
                 return self.note(replace(value, parts=parts), node)
+            is_foreign = False
             reason = f"a function of {parts} arguments was expected here, got one of {len(value.parameters)}"
         elif isinstance(value, Captured) and value.made_by is not None and value.made_by is not node:
             origin = value.made_by
@@ -180,7 +188,7 @@ class FlexReader(ExpressionReader):
         elif not _is_foreign(node, scope):
             return value
         label = _word(origin) or f"mod_{node.lineno}"
-        return self.note(Unread(origin, reason, label, parts, is_foreign=reason == NOT_HERE), node)
+        return self.note(Unread(origin, reason, label, parts, is_foreign=is_foreign), node)
 
 
 def _is_foreign(node: ast.expr, scope: Scope, *, is_here: bool = True) -> bool:

@@ -88,6 +88,10 @@ class ExpressionReader(CallReader):
         """The value of a call or a lambda, which readers of mods keep."""
         raise NotImplementedError
 
+    def imported(self, library: Library, node: ast.AST) -> Value:
+        """The value of a name that another module defines: the name itself if that module is not read."""
+        raise NotImplementedError
+
     def decided(self, test: ast.expr, scope: Scope) -> bool:
         """The truth of a condition that constants decide; raises `TranslationError` for any other condition."""
         found = self.condition(test, scope)
@@ -172,6 +176,8 @@ class ExpressionReader(CallReader):
 
     def _name(self, node: ast.Name, name: str, scope: Scope) -> Value:
         value = scope.find(name)
+        if isinstance(value, Library):
+            value = self.imported(value, node)
         if isinstance(value, Failed):
             raise TranslationError(None)
         if isinstance(value, Undecided):
@@ -195,7 +201,9 @@ class ExpressionReader(CallReader):
         if isinstance(owner, Library):
             if name in CONSTANTS and owner.last in ("torch", "math", "numpy", "np"):
                 return Constant(CONSTANTS[name])
-            return Joined(True, (), "noop") if name == "noop_mask" else Library(f"{owner.path}.{name}")
+            if name == "noop_mask":
+                return Joined(True, (), "noop")
+            return self.imported(Library(f"{owner.path}.{name}", owner.importer), node)
         if name == "dtype" and isinstance(owner, Symbol) and owner.kind in DTYPES:
             return Library(f"torch.{DTYPES[owner.kind]}")
         if name in ("dtype", "device"):

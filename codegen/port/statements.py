@@ -10,9 +10,11 @@ import ast
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from codegen.port.candidates import Candidates
 from codegen.port.functions import is_filled
+from codegen.port.imports import ImportReader
+from codegen.port.modules import Project
 from codegen.port.reader import FLAG_BRANCH
 from codegen.port.syntax import rebound_in
 from codegen.port.values import (
@@ -23,7 +25,6 @@ from codegen.port.values import (
     Failed,
     Function,
     Kind,
-    Library,
     Scope,
     Several,
     Symbol,
@@ -72,17 +73,17 @@ class Issue:
     line: int
     code: str
     reason: str
+    file: Path
 
 
-class FileReader(Candidates):
+class FileReader(ImportReader):
     """Interprets a file abstractly."""
 
-    def __init__(self, tree: ast.Module, guesses: dict[str, Kind]) -> None:
-        super().__init__(guesses)
+    def __init__(self, project: Project, guesses: dict[str, Kind]) -> None:
+        super().__init__(project, guesses)
         self.issues: list[Issue] = []
         self.assertions: dict[str, None] = {}
-        self.steps = 0
-        self.block(tree.body, Scope(rebound=rebound_in(tree)))
+        self.block(project.tree.body, Scope(rebound=rebound_in(project.tree)))
         self.explore_all()
 
     def run(self, function: Function, scope: Scope) -> Value:
@@ -107,7 +108,8 @@ class FileReader(Candidates):
         if error.node is not None:
             line = getattr(error.node, "lineno", 0)
             code = ast.unparse(error.node).splitlines()[0]
-            issue = Issue(line, code if len(code) <= 100 else f"{code[:97]}...", error.reason)
+            code = code if len(code) <= 100 else f"{code[:97]}..."
+            issue = Issue(line, code, error.reason, self.project.file_of(error.node))
             if issue not in self.issues:
                 self.issues.append(issue)
         return Failed()
@@ -160,7 +162,7 @@ class FileReader(Candidates):
             case _Round():
                 self.assign_value(statement.target, statement.value, scope)
             case ast.Import() | ast.ImportFrom():
-                self._import(statement, scope)
+                self.import_names(statement, scope)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self.define(statement, scope)
             case ast.Assign(targets=targets, value=value):
@@ -175,6 +177,7 @@ class FileReader(Candidates):
                 if isinstance(target, ast.Name):
                     together = ast.BinOp(ast.Name(target.id, ast.Load()), op, value)
                     value = ast.copy_location(ast.fix_missing_locations(together), statement)
+                    self.project.moved(value, statement)
                 self._assign(target, value, scope, scope, statement)
             case ast.Assert() if self.strict:
                 self.assertions[ast.unparse(statement)] = None
@@ -240,16 +243,6 @@ class FileReader(Candidates):
         if scope.names.get(owner.id) is old:
             scope.names[owner.id] = new
         return True
-
-    def _import(self, statement: ast.Import | ast.ImportFrom, scope: Scope) -> None:
-        for name in statement.names:
-            if isinstance(statement, ast.Import):
-                path = name.name if name.asname else name.name.partition(".")[0]
-                scope.names[name.asname or path] = Library(path)
-            elif name.name == "noop_mask":
-                scope.names.pop(name.asname or name.name, None)
-            elif name.name != "*":
-                scope.names[name.asname or name.name] = Library(f"{statement.module or ''}.{name.name}")
 
     def _assign(self, target: ast.expr, value: ast.expr, scope: Scope, reads: Scope, statement: ast.stmt) -> None:
         """Give a name of `scope` a value, which is read in `reads`."""

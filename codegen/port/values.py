@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
+from pathlib import Path
 from typing import TypeGuard
 
 from codegen.ir.expr import INDEX_NAMES, SCORE
@@ -41,6 +42,10 @@ class TranslationError(Exception):
 
 class UndecidedError(TranslationError):
     """What the code does depends on a condition whose value is not known. Its branches have been read."""
+
+
+class ForeignError(TranslationError):
+    """The code reads a name of a module whose source the project does not have."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +106,27 @@ class Constant:
 
 @dataclass(frozen=True)
 class Library:
-    """An imported module, function or constant, by its full name: `torch.where`."""
+    """An imported module, function or constant, by its full name: `torch.where`.
+
+    `importer` is the file whose project may have the module, None for a module that is never read."""
 
     path: str
+    importer: Path | None = field(default=None, compare=False)
 
     @property
     def last(self) -> str:
         """The last word of the name."""
         return self.path.rpartition(".")[2]
+
+    @property
+    def not_read(self) -> str:
+        """Why a name of another module has no value, "" for a library that has no source in a project."""
+        module, _, name = self.path.rpartition(".")
+        if self.importer is None:
+            return ""
+        if not module.strip("."):
+            return f"no file of module '{self.path}' was found beside this one; copy what is needed into this file"
+        return f"no file of module '{module}' was found beside this one; copy '{name}' into this file"
 
 
 @dataclass(frozen=True)

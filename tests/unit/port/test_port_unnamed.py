@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from codegen.port.command import Report, port
+from tests.unit.port.reports import formulas
 
 CAUSAL_AND_NEAR = """\
 from functools import partial
@@ -43,7 +43,7 @@ def test_decorators_of_the_file_are_applied(tmp_path: Path) -> None:
         """,
     )
     assert report.failures == ()
-    assert _formulas(report) == {
+    assert formulas(report) == {
         "window": "q_idx - kv_idx < 4 and q_idx >= kv_idx",
         "even": "kv_idx % 2 == 0 and q_idx >= kv_idx and q_idx - kv_idx < 9",
     }
@@ -75,7 +75,7 @@ def test_decorators_that_change_no_value_are_left_out(tmp_path: Path) -> None:
         """,
     )
     assert report.failures == ()
-    assert _formulas(report) == {
+    assert formulas(report) == {
         "window": "q_idx - kv_idx < 4",
         "far": "q_idx - kv_idx >= size",
         "causal": "q_idx >= kv_idx",
@@ -135,7 +135,7 @@ either = or_masks(*parts)
 """,
     )
     assert report.failures == ()
-    assert _formulas(report) == {
+    assert formulas(report) == {
         "causal": "q_idx >= kv_idx",
         "lambda_8": "q_idx >= kv_idx and q_idx - kv_idx < 9",
         "near": "q_idx - kv_idx < 5",
@@ -143,12 +143,12 @@ either = or_masks(*parts)
         "either": "q_idx >= kv_idx or q_idx - kv_idx < 7",
     }
     alone = port(tmp_path / "mods.py", ["either"])
-    assert _formulas(alone) == {"either": "q_idx >= kv_idx or q_idx - kv_idx < 7"}
+    assert formulas(alone) == {"either": "q_idx >= kv_idx or q_idx - kv_idx < 7"}
 
 
 def test_a_file_with_a_lambda_alone_has_a_mod(tmp_path: Path) -> None:
     report = _port(tmp_path, "create_block_mask(lambda x, y, i, j: i >= j, 1, 1, 64, 64)\n")
-    assert _formulas(report) == {"lambda_1": "q_idx >= kv_idx"}
+    assert formulas(report) == {"lambda_1": "q_idx >= kv_idx"}
 
 
 def test_a_call_of_flex_attention_pairs_mods_without_names(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ class Attention:
 """,
     )
     assert report.failures == ()
-    assert _formulas(report) == {
+    assert formulas(report) == {
         "causal": "q_idx >= kv_idx",
         "near_lambda_17": "q_idx - kv_idx < 5 | score * 2",
         "window_lambda_18": "q_idx - kv_idx < size | score * 3",
@@ -193,7 +193,7 @@ blocks = None if is_full() else create_block_mask(lambda b, h, q, kv: q > kv + 3
 """,
     )
     assert report.failures == ()
-    assert _formulas(report) == {
+    assert formulas(report) == {
         "causal": "q_idx >= kv_idx",
         "lambda_8": "q_idx > kv_idx",
         "near": "q_idx - kv_idx < 3",
@@ -222,12 +222,12 @@ def masked(mask, cached_mask):
 later = and_masks(*others)
 """,
     )
-    elsewhere = "this file does not define it; port the file that does"
+    elsewhere = "no file of module 'masks' was found beside this one; copy"
     stars = "arguments are written one by one, not with * or **"
-    assert _formulas(report) == {"causal": "q_idx >= kv_idx"}
+    assert formulas(report) == {"causal": "q_idx >= kv_idx"}
     assert _lines(report) == [
-        f"11: padded: {elsewhere}: padded",
-        f"13: documents: {elsewhere}: documents(3)",
+        f"11: padded: {elsewhere} 'padded' into this file: padded",
+        f"13: documents: {elsewhere} 'documents' into this file: documents(3)",
         f"14: near: {stars}: partial(near, **sizes)",
         f"15: and_15: {stars}: and_masks(causal, *others)",
         "16: mod_16: a function of 4 arguments was expected here, got one of 2: lambda q, kv: q >= kv",
@@ -257,7 +257,7 @@ fourth = and_masks(*given)
 fifth = and_masks(*replaced)
 """,
     )
-    assert _formulas(report)["first"] == "q_idx >= kv_idx and q_idx - kv_idx < 3"
+    assert formulas(report)["first"] == "q_idx >= kv_idx and q_idx - kv_idx < 3"
     assert [line.split(": ")[1] for line in _lines(report)] == ["second", "third", "fourth", "fifth"]
     assert "it depends on `if is_near` in line 14" in _lines(report)[1]
 
@@ -279,7 +279,7 @@ def test_a_function_that_partial_completes_is_ported_with_its_arguments(tmp_path
         """
     report = _port(tmp_path, source + used)
     assert report.failures == ()
-    assert _formulas(report) == {
+    assert formulas(report) == {
         "mask": "q_idx // block_size == kv_idx // block_size and q_idx < seqlen",
         "blocks": "q_idx // block_size == kv_idx // block_size and q_idx < 8",
     }
@@ -298,17 +298,6 @@ def _port(folder: Path, source: str) -> Report:
     path = folder / "mods.py"
     path.write_text(textwrap.dedent(source))
     return port(path)
-
-
-def _formulas(report: Report) -> dict[str, str]:
-    """Entry -> its mask and its score, with a bar between them."""
-    formulas: dict[str, list[str]] = {}
-    for line in report.text.splitlines():
-        if entry := re.fullmatch(r"  (\w+):", line):
-            formulas[entry[1]] = []
-        elif formula := re.fullmatch(r"    (?:mask|score): (.*)", line):
-            list(formulas.values())[-1].append(formula[1])
-    return {name: " | ".join(parts) for name, parts in formulas.items()}
 
 
 def _lines(report: Report) -> Sequence[str]:
