@@ -65,7 +65,10 @@ KEPT_FUNCTION = (
 KEEPERS = ("torch", "functools", "abc", "typing", "typing_extensions")
 """Modules that these functions come from, if they are not built in."""
 
-NO_STARS = "arguments are written one by one, not with * or **"
+NO_STARS = "arguments are written one by one, not with **"
+UNKNOWN_STARS = (
+    "what * stands for is not known; write the arguments one by one, or loop over a list that the file writes out"
+)
 NO_SIZES = "the size of a tensor is not known; the call's lengths are q_len and kv_len in an entry"
 
 MOST_CALLS = 40
@@ -151,7 +154,7 @@ class CallReader(Functions):
         except TranslationError:
             value = None
         if not isinstance(value, Several):
-            raise TranslationError(node, NO_STARS)
+            raise TranslationError(node, UNKNOWN_STARS)
         return value.items
 
     def is_kept(self, function: Library) -> bool:

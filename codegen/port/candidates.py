@@ -51,8 +51,8 @@ class Candidates(FlexReader):
         self.instantiated: set[str] = set()
         self.in_class = ""
         """The class whose body is read: its `__call__` makes its objects mods."""
-        self._unexplored: list[tuple[Closure, Value]] = []
-        """Functions that are no mods, and what their decorators make of them."""
+        self.unexplored: list[tuple[Closure, Value]] = []
+        """Functions that are no mods and were not read yet, and what their decorators make of them."""
         self._parts: dict[str, list[Mod]] = {}
         """Fingerprint of an unread mod -> the mods of the factory that makes it."""
 
@@ -106,7 +106,7 @@ class Candidates(FlexReader):
             is_call = node.name == "__call__" and self.in_class
             self.register(self.in_class if is_call else node.name, value, node.lineno)
         if not is_mod(closure) and self.registers:
-            self._unexplored.append((closure, value))
+            self.unexplored.append((closure, value))
 
     def _decorated(self, closure: Closure, decorators: list[ast.expr], scope: Scope) -> Value:
         """What the decorators of a function make of it."""
@@ -172,10 +172,10 @@ class Candidates(FlexReader):
     def explore_all(self) -> None:
         """Read every function that is no mod, with captured values as arguments, to find the mods that it makes."""
         seed, explored = dict(self.guesses), dict(self.guesses)
-        while self._unexplored:
+        while self.unexplored:
             explored |= {name: kind for name, kind in self.guesses.items() if name not in explored}
             self.guesses = dict(seed)  # a name of one function says nothing about the same name of another
-            closure, decorated = self._unexplored.pop(0)
+            closure, decorated = self.unexplored.pop(0)
             before, made_before = len(self.found), len(self.made)
             if closure.label in JOINS and closure.node.args.vararg is not None:
                 continue  # the file's own `and_masks`: what it joins is known at its calls
@@ -205,6 +205,10 @@ class Candidates(FlexReader):
     def _name_others(self) -> None:
         """Name the mods that the file gives no name, unless they are only parts of others."""
         chosen = self._chosen()
+        called = {fingerprint(made.mod) for made in chosen}
+        for place, found in enumerate(self.found):
+            if found.made_by and fingerprint(found.mod) in called:  # what a call gives is what the factory gives
+                self.found[place] = replace(found, made_by="")
         known = {fingerprint(found.mod) for found in self.found}
         used = {fingerprint(mod) for mod in self.used}
         mods = [*(found.mod for found in self.found), *(made.mod for made in chosen)]

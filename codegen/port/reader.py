@@ -65,7 +65,10 @@ class ExpressionReader(CallReader):
             case ast.UnaryOp(op=op, operand=operand):
                 return self.unary(op, self.read(operand, scope), node)
             case ast.BinOp(left=left, op=op, right=right):
-                return self.binary(op, self.read(left, scope), self.read(right, scope), node)
+                one, other = self.read(left, scope), self.read(right, scope)
+                if isinstance(op, ast.Add) and isinstance(one, Several) and isinstance(other, Several):
+                    return Several((*one.items, *other.items))
+                return self.binary(op, one, other, node)
             case ast.BoolOp(op=op, values=values):
                 return self.all_of(isinstance(op, ast.And), self._until_decided(op, values, scope), node)
             case ast.Compare(left=left, ops=ops, comparators=others):

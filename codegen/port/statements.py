@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from codegen.port.functions import is_filled
-from codegen.port.imports import ImportReader
+from codegen.port.loops import LOOP, Loop, LoopReader, Round
 from codegen.port.modules import Project
 from codegen.port.reader import FLAG_BRANCH
 from codegen.port.syntax import rebound_in
 from codegen.port.values import (
     BlockMask,
     Captured,
-    Closure,
     Constant,
     Failed,
     Function,
@@ -37,7 +36,6 @@ from codegen.port.values import (
     named,
 )
 
-LOOP = "a loop; write its steps one after the other, or as one expression"
 EFFECT = "a mod that changes a tensor or an object has an effect beside its result"
 MOST_STEPS = 20_000
 """Most statements of functions that are run for their calls: in a large library, calls of calls would never come to an
@@ -57,15 +55,6 @@ _REFUSED: dict[type[ast.stmt], str] = {
 }
 
 
-class _Round(ast.stmt):
-    """The start of a round of a loop, which gives its names their values."""
-
-    def __init__(self, target: ast.expr, value: Value) -> None:
-        super().__init__()
-        self.target = target
-        self.value = value
-
-
 @dataclass(frozen=True)
 class Issue:
     """A piece of code that could not be translated."""
@@ -76,7 +65,7 @@ class Issue:
     file: Path
 
 
-class FileReader(ImportReader):
+class FileReader(LoopReader):
     """Interprets a file abstractly."""
 
     def __init__(self, project: Project, guesses: dict[str, Kind]) -> None:
@@ -128,9 +117,10 @@ class FileReader(ImportReader):
                 if self.strict and isinstance(statement, ast.If):
                     return self._branch_in_mod(statement, statements[place:], scope)
                 if self.strict and isinstance(statement, ast.For):
-                    return self.block([*self._rounds(statement, scope), *statements[place:]], scope)
-                if isinstance(statement, ast.If):
-                    value = self._branch(statement, scope)
+                    return self._for_in_mod(statement, statements[place:], scope)
+                if isinstance(statement, ast.If) or (isinstance(statement, Loop) and not self.strict):
+                    read = self._branch if isinstance(statement, ast.If) else self.loop
+                    value = read(statement, scope)
                     if value is not None:
                         return value
                 else:
@@ -159,7 +149,7 @@ class FileReader(ImportReader):
         match statement:
             case ast.Pass() | ast.Expr(value=ast.Constant()):
                 return
-            case _Round():
+            case Round():
                 self.assign_value(statement.target, statement.value, scope)
             case ast.Import() | ast.ImportFrom():
                 self.import_names(statement, scope)
@@ -197,7 +187,7 @@ class FileReader(ImportReader):
         """Read a statement outside of a mod: names that it assigns become captured, and mods in it are found."""
         if isinstance(statement, ast.Expr):
             with suppress(TranslationError):
-                if not self._changes_list(statement.value, scope):
+                if not self.changes_list(statement.value, scope):
                     self.read(statement.value, scope)
             return
         if isinstance(statement, ast.Global | ast.Nonlocal):
@@ -208,41 +198,9 @@ class FileReader(ImportReader):
             self.in_class = outer
             scope.names[statement.name] = Captured(statement.name)
             return
-        if isinstance(statement, ast.For | ast.AsyncFor):
-            for name in ast.walk(statement.target):
-                if isinstance(name, ast.Name):
-                    scope.names[name.id] = Captured(name.id)
         for body in (getattr(statement, part, []) for part in ("body", "orelse", "finalbody")):
             with suppress(TranslationError):
                 self.block(body, scope)
-        if isinstance(statement, ast.For | ast.AsyncFor | ast.While):
-            for changed in ast.walk(statement):  # the first round's value is not the last one's
-                if isinstance(changed, ast.Name) and isinstance(changed.ctx, ast.Store):
-                    value = scope.names.get(changed.id)
-                    if not isinstance(value, Closure):
-                        scope.names[changed.id] = Captured(changed.id)
-                elif isinstance(changed, ast.Attribute) and isinstance(owner := changed.value, ast.Name):
-                    is_list = isinstance(scope.names.get(owner.id), Several)  # which a method may change
-                    scope.names |= {owner.id: Captured(owner.id)} if is_list else {}
-
-    def _changes_list(self, node: ast.expr, scope: Scope) -> bool:
-        """True for a call of a list's method. `append` is followed; after any other the list is not known."""
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-            return False
-        owner = node.func.value
-        if not isinstance(owner, ast.Name):
-            return False
-        old = scope.find(owner.id)
-        if not isinstance(old, Several):
-            return False
-        new: Value = Captured(owner.id)
-        if node.func.attr == "append" and len(node.args) == 1 and not node.keywords:
-            with suppress(TranslationError):
-                new = Several((*old.items, self.read(node.args[0], scope)))
-        self.outdated.append(old)
-        if scope.names.get(owner.id) is old:
-            scope.names[owner.id] = new
-        return True
 
     def _assign(self, target: ast.expr, value: ast.expr, scope: Scope, reads: Scope, statement: ast.stmt) -> None:
         """Give a name of `scope` a value, which is read in `reads`."""
@@ -321,19 +279,14 @@ class FileReader(ImportReader):
             raise TranslationError(None) from None
         return self.block([*(statement.body if found else statement.orelse), *rest], scope)
 
-    def _rounds(self, loop: ast.For, scope: Scope) -> Iterator[ast.stmt]:
-        """The statements of all rounds of a loop over items that the file gives, one after the other."""
+    def _for_in_mod(self, loop: ast.For, rest: Sequence[ast.stmt], scope: Scope) -> Value | None:
+        """The value that a loop, read round by round, and the statements after it return."""
         try:
-            items = self.items(loop.iter, scope)
-            if any(isinstance(node, ast.Break | ast.Continue) for node in ast.walk(loop)):
-                raise TranslationError(loop, LOOP)
+            rounds = self.rounds(loop, scope)
         except TranslationError as error:
             self.report(error)
             raise TranslationError(None) from None
-        for item in items:
-            yield _Round(loop.target, item)
-            yield from loop.body
-        yield from loop.orelse
+        return self.block([*(statement for one in rounds for statement in one), *rest], scope)
 
     def _branch(self, statement: ast.If, scope: Scope) -> Value | None:
         with suppress(TranslationError):

@@ -223,12 +223,15 @@ later = and_masks(*others)
 """,
     )
     elsewhere = "no file of module 'masks' was found beside this one; copy"
-    stars = "arguments are written one by one, not with * or **"
+    dicts = "arguments are written one by one, not with **"
+    stars = (
+        "what * stands for is not known; write the arguments one by one, or loop over a list that the file writes out"
+    )
     assert formulas(report) == {"causal": "q_idx >= kv_idx"}
     assert _lines(report) == [
         f"11: padded: {elsewhere} 'padded' into this file: padded",
         f"13: documents: {elsewhere} 'documents' into this file: documents(3)",
-        f"14: near: {stars}: partial(near, **sizes)",
+        f"14: near: {dicts}: partial(near, **sizes)",
         f"15: and_15: {stars}: and_masks(causal, *others)",
         "16: mod_16: a function of 4 arguments was expected here, got one of 2: lambda q, kv: q >= kv",
         f"17: later: {stars}: and_masks(*others)",
@@ -292,6 +295,20 @@ def test_calls_that_fan_out_do_not_hide_what_follows(tmp_path: Path) -> None:
     calls = "".join(f"def f{i}(x):\n    f{i + 1}(x)\n    f{i + 1}(x)\n    return f{i + 1}(x)\n" for i in range(12))
     report = _port(tmp_path, f"{calls}f0(1)\ndef causal(b, h, q_idx, kv_idx):\n    return q_idx >= kv_idx\n")
     assert report.ported == ("causal",)
+
+
+def test_a_factory_that_gets_an_unknown_value_of_its_own_name_is_ported(tmp_path: Path) -> None:
+    """What this call gives and what the factory gives are one mod, of which neither stands for the other."""
+    report = _port(
+        tmp_path,
+        """
+        def window(size):
+            return lambda b, h, q, k: q - k < size
+        size = get()
+        blocks = create_block_mask(window(size), 1, 1, 8, 8)
+        """,
+    )
+    assert formulas(report) == {"window": "q_idx - kv_idx < size"}
 
 
 def _port(folder: Path, source: str) -> Report:
