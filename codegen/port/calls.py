@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from codegen.port.functions import KNOWN, REDUCTIONS, Functions
+from codegen.port.made_of import folded
 from codegen.port.sequences import SEQUENCES, UNKNOWN_LIST, sequence
 from codegen.port.syntax import rebound_in
 from codegen.port.values import (
@@ -187,6 +188,11 @@ class CallReader(Functions):
             return made
         if called.path == "functools.reduce" and not options:
             return self._reduced(args, node)
+        constants = [arg.value for arg in args if isinstance(arg, Constant)]
+        if called.path.partition(".")[0] == "math" and len(constants) == len(args) and not options:
+            number = folded(name, constants)
+            if number is not None:
+                return number
         word = name.strip("_")
         if called.path.partition(".")[0] == "operator" and word in OPERATORS:
             return self.apply(OPERATORS[word] or word, args, options, node)

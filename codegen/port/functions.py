@@ -10,6 +10,8 @@ from dataclasses import replace
 
 from codegen.ir.language import FUNCTIONS
 from codegen.port.arithmetic import Arithmetic, call, logical, no_number
+from codegen.port.made_of import FUNCTIONS as MADE
+from codegen.port.made_of import made_of_others, truncated_quotient
 from codegen.port.values import (
     Captured,
     Closure,
@@ -95,9 +97,9 @@ REDUCTIONS = ("sum", "mean", "max", "min", "any", "all", "cumsum", "argmax", "pr
 
 _OTHERS = (
     *("where", "abs", "absolute", "neg", "negative", "minimum", "maximum", "min", "max", "clamp", "clip"),
-    *("clamp_min", "clamp_max", "relu", "square", "rsqrt", "reciprocal", "expm1", "div", "divide", "trunc", "sign"),
-    *("logical_not", "bitwise_not", "softplus", "logsigmoid", "tensor", "as_tensor", "scalar_tensor", "full_like"),
-    *("full", "to", "type", "masked_fill", "detach", "fmod"),
+    *("clamp_min", "clamp_max", "relu", "square", "div", "divide", "logical_not", "bitwise_not", "tensor"),
+    *("as_tensor", "scalar_tensor", "full_like", "full", "to", "type", "type_as", "masked_fill", "detach", "fmod"),
+    *("positive", *MADE),
 )
 KNOWN = frozenset((*SAME, *BINARY, *COMPARED, *CASTS, *FILLED, *UNCHANGED, *_OTHERS))
 
@@ -107,6 +109,8 @@ class Functions(Arithmetic):
 
     def apply(self, name: str, args: Arguments, options: Mapping[str, Value], node: ast.AST) -> Value:
         """`name(*args, **options)`; for a method, its tensor is the first of `args`."""
+        if name in ("max", "min") and len(args) == 1 and isinstance(args[0], Several):
+            args = args[0].items
         if name in ("max", "min") and len(args) == 1:
             raise TranslationError(node, f"'{name}' of one tensor is a reduction; the language sees one pair at a time")
         known = [arg.value for arg in args if isinstance(arg, Constant)]
@@ -123,6 +127,10 @@ class Functions(Arithmetic):
             if name in RESHAPED and isinstance(value, Captured) and not value.indices and isinstance(node, ast.expr):
                 return replace(value, made_by=node)
             return value
+        if name == "type_as":
+            x, like = self._exactly(2, args, name, node)
+            kind = self.symbol(like, node).kind
+            return self.cast(x, DTYPES[kind], node) if kind in DTYPES else x
         if name == "detach":
             return self._detached(args, name, node)
         handlers: Mapping[str, Callable[[], Value]] = {
@@ -137,6 +145,9 @@ class Functions(Arithmetic):
         }
         if name in handlers:
             return handlers[name]()
+        if name in ("add", "sub", "subtract") and set(options) == {"alpha"}:
+            a, b = self._exactly(2, args, name, node)
+            return self.binary(BINARY[name](), a, self.binary(ast.Mult(), options["alpha"], b, node), node)
         if options and not (name == "gelu" and options == {"approximate": Constant("none")}):
             raise TranslationError(node, f"'{name}' with {', '.join(options)}= is not in the expression language")
         if name in ("maximum", "minimum", "max", "min"):
@@ -167,31 +178,10 @@ class Functions(Arithmetic):
             return self.power(x, ast.Constant(2))
         if name == "relu":
             return self.joined(call("relu", x.node), x)
-        one, zero = ast.Constant(1), ast.Constant(0)
-        softplus = ast.BinOp(
-            call("max", x.node, zero),
-            ast.Add(),
-            call("log1p", call("exp", ast.UnaryOp(ast.USub(), call("abs", x.node)))),
-        )
-        made_of: dict[str, ast.expr] = {
-            "rsqrt": ast.BinOp(one, ast.Div(), call("sqrt", x.node)),
-            "reciprocal": ast.BinOp(one, ast.Div(), x.node),
-            "expm1": ast.BinOp(call("exp", x.node), ast.Sub(), one),
-            "trunc": call(
-                "where", ast.Compare(x.node, [ast.Lt()], [zero]), call("ceil", x.node), call("floor", x.node)
-            ),
-            "softplus": softplus,
-            "logsigmoid": ast.BinOp(x.node, ast.Sub(), softplus),
-            "sign": call(
-                "where",
-                ast.Compare(x.node, [ast.Gt()], [zero]),
-                one,
-                call("where", ast.Compare(x.node, [ast.Lt()], [zero]), ast.UnaryOp(ast.USub(), one), zero),
-            ),
-        }
-        if name in made_of:
-            kind = Kind.INT if name == "sign" else Kind.FLOAT
-            return Symbol(made_of[name], kind)
+        if name == "positive":
+            return x
+        if name in MADE:
+            return made_of_others(name, x)
         if name not in SAME or SAME[name] not in FUNCTIONS:
             raise TranslationError(node, f"'{name}' has no counterpart in the expression language")
         return Symbol(call(SAME[name], x.node), Kind.FLOAT)
@@ -278,7 +268,14 @@ class Functions(Arithmetic):
             return self.binary(ast.Div(), a, b, node)
         if mode == Constant("floor"):
             return self.binary(ast.FloorDiv(), a, b, node)
-        raise TranslationError(node, "a quotient is rounded down or not at all; this rounding_mode is another")
+        if mode != Constant("trunc"):
+            raise TranslationError(node, "rounding_mode is 'floor' or 'trunc'; this one is not known")
+        x, y = self.number(a, node), self.number(b, node)
+        if Kind.FLOAT in (x.kind, y.kind):
+            quotient = self.binary(ast.Div(), x, y, node)
+            return made_of_others("trunc", self.number(quotient, node))
+        x, y = self.integer(x, node, "a dividend"), self.integer(y, node, "a divisor")
+        return Symbol(truncated_quotient(x, y), Kind.INT)
 
     def _filled(self, number: int, options: Mapping[str, Value]) -> Constant:
         dtype = options.get("dtype")
