@@ -81,6 +81,7 @@ def make_entry(name: str, doc: str, formula: Formula, macros: Collection[str]) -
     renamed = _Renamed(symbols)
     parts = {key: renamed.visit(_copy(part)) for key, part in written.items()}
     uses = _Uses(parts.values())
+    floats = _among_floats(parts.values())
     olds = {symbol: old for old, symbol in symbols.items()}
     for symbol, subscripts in uses.tensors.items():
         if symbol in uses.scalars:
@@ -95,7 +96,8 @@ def make_entry(name: str, doc: str, formula: Formula, macros: Collection[str]) -
             entry.tensors[symbol] = f"{{dims: [], dtype: {dtype}}}"
             entry.notes.append(f"tensor {symbol}: a tensor of one number, because nothing indexes it")
         else:
-            entry.scalars[symbol] = _scalar(old, symbol, formula, captured, entry)
+            is_float = formula.mask is None or symbol in floats
+            entry.scalars[symbol] = _scalar(old, symbol, formula, captured, entry, is_float=is_float)
     texts = {key: _text(part) for key, part in parts.items()}
     # A mask that is always true and an unchanged score are left out: an entry without the key means the same.
     entry.mask = "" if texts.get("mask") == "True" else texts.get("mask", "")
@@ -247,10 +249,40 @@ def _dtype(name: str, formula: Formula, captured: Captured) -> str:
     return _OF_KIND[kind]
 
 
-def _scalar(old: str, name: str, formula: Formula, captured: Captured, entry: Entry) -> str:
+def _among_floats(parts: Iterable[ast.expr]) -> set[str]:
+    """The names that are divided, or combined or compared with a literal float. Nothing says that `x` of `0.5 * x` is a
+    float, but a scalar that is one may also be given an integer."""
+    found: set[str] = set()
+    for node in (node for part in parts for node in ast.walk(part)):
+        operands: list[ast.expr] = []
+        match node:
+            case ast.BinOp(left=left, right=right):
+                operands = [left, right]
+            case ast.Compare(left=left, comparators=others):
+                operands = [left, *others]
+            case ast.Call(args=args):
+                operands = args
+        is_division = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+        if is_division or any(isinstance(x, ast.Constant) and isinstance(x.value, float) for x in operands):
+            found |= {name for operand in operands for name in _terms(operand)}
+    return found
+
+
+def _terms(node: ast.expr) -> Iterator[str]:
+    """The names that a number is computed from by operators."""
+    match node:
+        case ast.Name(id=name):
+            yield name
+        case ast.BinOp(left=left, right=right):
+            yield from (*_terms(left), *_terms(right))
+        case ast.UnaryOp(operand=operand):
+            yield from _terms(operand)
+
+
+def _scalar(old: str, name: str, formula: Formula, captured: Captured, entry: Entry, *, is_float: bool) -> str:
     kind = formula.guesses.get(old)
     if kind is None:
-        kind = Kind.FLOAT if formula.mask is None else Kind.INT
+        kind = Kind.FLOAT if is_float else Kind.INT
     if kind is Kind.BOOL:
         raise DeclarationError(
             f"'{captured.path}' is a flag of the caller, and a scalar is a number; write its value in the file"

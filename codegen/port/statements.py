@@ -160,9 +160,10 @@ class FileReader(LoopReader):
                 for target in targets:
                     self._assign(target, value, fresh, scope, statement)
                 scope.names |= fresh.names
-            case ast.AnnAssign(target=target, value=value):
+            case ast.AnnAssign(target=target, annotation=annotation, value=value):
                 if value is not None:
                     self._assign(target, value, scope, scope, statement)
+                self._annotate(target, annotation, scope)
             case ast.AugAssign(target=target, op=op, value=value):
                 if isinstance(target, ast.Name):
                     together = ast.BinOp(ast.Name(target.id, ast.Load()), op, value)
@@ -225,7 +226,8 @@ class FileReader(LoopReader):
             if isinstance(found, Symbol) and is_too_long(found.node):
                 raise TranslationError(value, "the value takes more operations than an expression may have")
         except TranslationError as error:
-            scope.names[target.id] = self.report(error) if self.strict else Captured(target.id, made_by=value)
+            made = Captured(target.id, annotation=_number_of(value), made_by=value)
+            scope.names[target.id] = self.report(error) if self.strict else made
             return
         if isinstance(found, Constant) and not self.strict and is_filled(value):
             found = Captured(target.id, annotation="Tensor", made_by=value)  # which the program may write to
@@ -239,6 +241,13 @@ class FileReader(LoopReader):
             if is_mod(found):
                 self.register(target.id, found, statement.lineno)
         scope.names[target.id] = found
+
+    def _annotate(self, target: ast.expr, annotation: ast.expr, scope: Scope) -> None:
+        """Note the annotated type of a name whose value the program computes."""
+        if isinstance(target, ast.Name):
+            value = scope.names.get(target.id, Captured(target.id))
+            if isinstance(value, Captured) and not (value.annotation or self.strict):
+                scope.names[target.id] = replace(value, annotation=ast.unparse(annotation).split(".")[-1].strip("'\""))
 
     def _unpack(
         self, target: ast.Tuple | ast.List, value: ast.expr, scope: Scope, reads: Scope, statement: ast.stmt
@@ -331,3 +340,10 @@ class FileReader(LoopReader):
                 statement.test, f"what is returned depends on `if {test}`, which constants do not decide"
             )
         return None
+
+
+def _number_of(value: ast.expr) -> str:
+    """The type of a number that Python's `int` or `float` gives, "" for any other expression."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("int", "float"):
+        return value.func.id
+    return ""
