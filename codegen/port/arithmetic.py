@@ -15,6 +15,7 @@ from codegen.port.values import (
     ForeignError,
     Kind,
     Library,
+    Several,
     Symbol,
     TranslationError,
     Undecided,
@@ -278,6 +279,12 @@ class Arithmetic:
             if isinstance(other, Symbol) or self.is_given(other):
                 return Constant(isinstance(ops[0], ast.IsNot))
             raise TranslationError(node, "whether it is None is not known in this file")
+        if len(ops) == 1 and isinstance(ops[0], ast.In | ast.NotIn) and isinstance(values[1], Several):
+            found = [self.compare([ast.Eq()], [values[0], item], node) for item in values[1].items]
+            if all(isinstance(one, Constant) for one in found):
+                is_in = Constant(True) in found
+                return Constant(is_in is isinstance(ops[0], ast.In))
+            raise TranslationError(node, "'in' asks for the value of a tensor; write a == b or a == c with |")
         if not all(isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq | ast.NotEq) for op in ops):
             raise TranslationError(node, "only < <= > >= == != compare numbers")
         symbols = [self.symbol(value, node) for value in values]

@@ -198,6 +198,9 @@ def _translate(project: Project, choice: Choice, macros: Collection[str]) -> _Re
         for name, value in defaults.items()
         if name in reader.defaults_read
     ]
+    for name, constant in reader.attributes_read.items():
+        is_default = "; change the default in the file for another one" if constant.default_of else ""
+        entry.notes.append(f"{name}: its value, {constant.value!r}, is written in{is_default}")
     if not (entry.mask or entry.score):
         entry.notes.append("every pair attends with its score unchanged")
     return _Result(entry=entry)
@@ -211,7 +214,7 @@ def _formula(reader: FileReader, choice: Choice, guesses: dict[str, Kind]) -> Fo
     """The expressions of an entry; None if one of them has a problem, which the reader holds. What its mods say about
     the kinds of names, which `guesses` gets, and about captured values, goes before what the rest of the file says."""
     elsewhere, seen = reader.guesses, reader.seen
-    reader.guesses, reader.seen = guesses, {}
+    reader.guesses, reader.seen, reader.attributes_read = guesses, {}, {}
     found: dict[bool, ast.expr] = {}
     mods = _mods(reader, choice)
     for mod in mods:

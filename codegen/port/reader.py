@@ -35,7 +35,10 @@ IMPORTED = ("and_masks", "or_masks", "noop_mask", "create_block_mask", "flex_att
 
 NO_DICTS = "entries of a dict are not read; give the value a name of its own"
 DATA_BRANCH = "the branch depends on data, which FlexAttention cannot trace either; use torch.where"
-FLAG_BRANCH = "the branch depends on a value that is not in this file; write that as a constant"
+FLAG_BRANCH = (
+    "the branch depends on a value that this file does not give; write it as a constant, or add a call that gives it to"
+    " the function around the mod"
+)
 
 
 class ExpressionReader(CallReader):
@@ -46,6 +49,10 @@ class ExpressionReader(CallReader):
         self.defaults_read: set[str] = set()
         self.assigned: dict[str, dict[str, tuple[ast.expr, Value | None]]] = {}
         """Path of an attribute -> the expressions that the file assigns to it, by their source, and their values."""
+        self.classes: dict[str, Scope] = {}
+        """The classes of the file, by name, with their names."""
+        self.attributes_read: dict[str, Constant] = {}
+        """Path of an attribute -> the flag or text that the file assigns to it, and that a mod reads."""
         self.outdated: list[Several] = []
         """Lists as they were before the file changed them."""
         self.visited: set[ast.expr] = set()
@@ -219,12 +226,27 @@ class ExpressionReader(CallReader):
             raise TranslationError(node, NO_SIZES)
         if isinstance(owner, Captured) and not owner.indices:
             found = Captured(name, owner=owner.path)
+            constant = self._attribute_constant(owner, found)
+            if constant is not None:
+                return constant
             assigned = list(self.assigned.get(found.path, {}).values())
             made_by, value = assigned[0] if len(assigned) == 1 else (None, None)
-            if value is not None:
+            if value is not None and not isinstance(value, Constant):
                 return value
             return replace(found, made_by=made_by) if isinstance(made_by, ast.Call) else found
         raise TranslationError(node, f"'.{name}' has no counterpart in the expression language")
+
+    def _attribute_constant(self, owner: Captured, found: Captured) -> Constant | None:
+        """The value that the file gives an attribute once: of a class, or a flag or text that `__init__` sets."""
+        assigned = [value for _, value in self.assigned.get(found.path, {}).values()]
+        of_class = next((one.names[found.name] for one in self.classes.values() if found.name in one.names), None)
+        if owner.path in self.classes and not assigned:
+            value = self.classes[owner.path].names.get(found.name)
+            return value if isinstance(value, Constant) else None
+        if of_class is not None or len(assigned) != 1 or not isinstance(assigned[0], Constant):
+            return None
+        self.attributes_read[found.path] = assigned[0]
+        return assigned[0]
 
     def _subscript(self, node: ast.Subscript, owner: Value, index: ast.expr, scope: Scope) -> Value:
         if isinstance(owner, Symbol) and owner.alias is not None:

@@ -72,13 +72,18 @@ class FileReader(LoopReader):
         super().__init__(project, guesses)
         self.issues: list[Issue] = []
         self.assertions: dict[str, None] = {}
+        self.in_init = False
         self.block(project.tree.body, Scope(rebound=rebound_in(project.tree)))
         self.explore_all()
 
     def run(self, function: Function, scope: Scope) -> Value:
         if isinstance(function, ast.Lambda):
             return self.read(function.body, scope)
-        value = self.block(function.body, scope)
+        before, self.in_init = self.in_init, function.name == "__init__"
+        try:
+            value = self.block(function.body, scope)
+        finally:
+            self.in_init = before
         return Constant(None) if value is None else value
 
     @contextmanager
@@ -195,7 +200,8 @@ class FileReader(LoopReader):
             return
         if isinstance(statement, ast.ClassDef):
             outer, self.in_class = self.in_class, statement.name
-            self.block([s for s in statement.body if not isinstance(s, ast.Expr)], Scope(scope))
+            self.classes[statement.name] = names = Scope(scope)
+            self.block([s for s in statement.body if not isinstance(s, ast.Expr)], names)
             self.in_class = outer
             scope.names[statement.name] = Captured(statement.name)
             return
@@ -214,8 +220,13 @@ class FileReader(LoopReader):
             mod: Value | None = None
             with suppress(TranslationError):
                 mod = self.read(value, reads)
-            is_kept = isinstance(mod, BlockMask) or is_mod(mod)
-            self.assigned.setdefault(ast.unparse(target), {})[ast.unparse(value)] = value, mod if is_kept else None
+            is_flag = self.in_init and isinstance(mod, Constant) and isinstance(mod.value, bool | str)
+            kept = mod if is_flag or isinstance(mod, BlockMask) or is_mod(mod) else None
+            before = self.assigned.setdefault(ast.unparse(target), {})
+            earlier = before.get(ast.unparse(value), (value, kept))[1]
+            # Two classes may assign an argument of the same name, with another default in each.
+            is_same = not (isinstance(kept, Constant) or isinstance(earlier, Constant)) or kept == earlier
+            before[ast.unparse(value)] = value, kept if is_same else None
             if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
                 changed = scope.find(target.value.id)
                 if isinstance(changed, Several):
