@@ -134,7 +134,8 @@ def show(args: argparse.Namespace) -> int:
     """Print a variant's formulas and draw the blocks that its mask skips, or how several GPUs share the work."""
     spec = _spec_or_library(args)
     if args.name not in spec.variants:
-        hint = did_you_mean(args.name, spec.variants) or f"; it has {', '.join(spec.variants)}"
+        other = "" if args.variants else "; --variants FILE names another spec"
+        hint = did_you_mean(args.name, spec.variants) or f"; it has {', '.join(spec.variants)}{other}"
         raise CodegenError(f"{spec.path} has no variant '{args.name}'{hint}")
     variant = spec.variants[args.name]
     with _extra():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +85,11 @@ def package_path(args: argparse.Namespace, *, of_spec: bool = False) -> Path:
     if (beside / files.MANIFEST).is_file():
         return beside
     if args.out is not None:
-        raise CodegenError(f"{beside}: no generated package there; `{PROGRAM} render --out {beside}` makes one")
+        # Without a spec in this folder, `render` has to be given one.
+        named = args.variants or (None if DEFAULT_VARIANTS.is_file() else "SPEC")
+        words = ["--out", str(beside)] if named is None else ["--variants", str(named), "--out", str(beside)]
+        command = f"{PROGRAM} render {shlex.join(words)}"
+        raise CodegenError(f"{beside}: no generated package there; `{command}` makes one")
     if of_spec and args.variants not in (None, Path(COLLECTION), DEFAULT_VARIANTS):
         raise CodegenError(f"{beside}: no generated package there; render {args.variants}, or give --out or --package")
     return installed(PACKAGE, default=beside)

@@ -15,7 +15,7 @@ from codegen.analysis.schedule import Schedule, analyse
 from codegen.arch.chips import CHIPS, DEFAULT_MULTIPROCESSORS, GPU_CHIPS
 from codegen.arch.paged import PagedPass, PagedTileConfig
 from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM
-from codegen.compile.packages import find_package
+from codegen.compile.packages import find_package, manifest_of
 from codegen.inspect.decode import split, splitting, text_of
 from codegen.inspect.tuned_files import this_gpu
 from codegen.plan.paged.kernels import paged_plan
@@ -211,7 +211,8 @@ def _ladder_text(path: Path, gpu: str, *, has_families: bool) -> Iterator[str]:
         yield "family: a call's family=, config= or deterministic=, else such a measurement, else the default rule"
     if gpu and not path.is_file():
         package = path.parents[2]
-        of_package = "" if package.name == PACKAGE else f" --variants SPEC --out {package}"
+        source = manifest_of(package).get("source") or "SPEC"
+        of_package = "" if package.name == PACKAGE else f" --variants {source} --out {package}"
         yield f"{path} is not there; `{PROGRAM} tune {path.stem}{of_package}` on that GPU makes it"
 
 

@@ -221,7 +221,7 @@ def test_installed_tuner_finds_the_installed_ops(environment: Environment, tmp_p
     assert "did you mean 'causal'?" in done.stderr
     done = environment.codegen(tmp_path, "tune", "causal", "--out", "missing")
     assert done.stderr.startswith(
-        "error: missing: no generated package there; `codegen render --out missing` makes one"
+        "error: missing: no generated package there; `codegen render --variants SPEC --out missing` makes one"
     )
 
 

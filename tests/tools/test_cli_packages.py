@@ -190,6 +190,25 @@ def test_explain_names_a_folder_without_a_package(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().err == f"error: {out}: no generated package there; {remedy}\n"
 
 
+@pytest.mark.parametrize(("options", "spec"), [([], "SPEC"), (["--variants", "my specs/a.yaml"], "'my specs/a.yaml'")])
+def test_the_command_that_makes_a_package_names_its_spec(
+    options: list[str], spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder without variants.yaml `render` needs a spec."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", "causal", "--gpu", "a100", "--out", "ops", *options]) == 2
+    remedy = f"`python -m codegen render --variants {spec} --out ops` makes one"
+    assert capsys.readouterr().err == f"error: ops: no generated package there; {remedy}\n"
+
+
+def test_explain_names_the_spec_in_the_command_that_tunes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "first.yaml").write_text("variants: {causal: {mask: causal}}", encoding="utf-8")
+    assert main(["render", "--variants", "first.yaml", "--out", "first_ops"]) == 0
+    assert main(["explain", "causal", "--gpu", "h200", "--out", "first_ops"]) == 0
+    command = "`python -m codegen tune causal --variants first.yaml --out first_ops` on that GPU makes it"
+    assert command in capsys.readouterr().out
+
+
 def test_package_and_out_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "causal", "--package", "generated", "--out", "generated"]) == 2
     assert capsys.readouterr().err == "error: --package and --out both name a package: leave one out\n"

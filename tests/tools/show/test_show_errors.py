@@ -19,6 +19,7 @@ from tests.support.shown import error
     ("argv", "message"),
     [
         (["causl"], " has no variant 'causl'; did you mean 'causal'?"),
+        (["recent"], ", band_images; --variants FILE names another spec"),
         (["window", "--set", "sise=3"], "the variant has no scalar 'sise'; did you mean 'size'?"),
         (["causal", "--set", "size=3"], "the variant has no scalar 'size'; it has none"),
         (["window", "--set", "size=1.5"], "--set size: expected int, got '1.5'"),
