@@ -94,7 +94,7 @@ class ImportReader(Candidates):
         self.depth = self.steps = 0
         self.guesses, self.seen, self.assigned = {}, {}, {}
         self.made, self.pairs, self.used, self.instantiated = [], [], [], set()
-        self.in_class, self.visited, self.defaults_read = "", set(), set()
+        self.in_class, self.visited, self.defaults_read, self.classes = "", set(), set(), []
         try:
             yield
         finally:

@@ -49,8 +49,8 @@ class ExpressionReader(CallReader):
         self.defaults_read: set[str] = set()
         self.assigned: dict[str, dict[str, tuple[ast.expr, Value | None]]] = {}
         """Path of an attribute -> the expressions that the file assigns to it, by their source, and their values."""
-        self.classes: dict[str, Scope] = {}
-        """The classes of the file, by name, with their names."""
+        self.classes: list[Scope] = []
+        """The names in the bodies of the file's classes."""
         self.attributes_read: dict[str, Constant] = {}
         """Path of an attribute -> the flag or text that the file assigns to it, and that a mod reads."""
         self.outdated: list[Several] = []
@@ -239,11 +239,11 @@ class ExpressionReader(CallReader):
     def _attribute_constant(self, owner: Captured, found: Captured) -> Constant | None:
         """The value that the file gives an attribute once: of a class, or a flag or text that `__init__` sets."""
         assigned = [value for _, value in self.assigned.get(found.path, {}).values()]
-        of_class = next((one.names[found.name] for one in self.classes.values() if found.name in one.names), None)
-        if owner.path in self.classes and not assigned:
-            value = self.classes[owner.path].names.get(found.name)
+        if owner.attributes is not None:
+            value = owner.attributes.names.get(found.name)
             return value if isinstance(value, Constant) else None
-        if of_class is not None or len(assigned) != 1 or not isinstance(assigned[0], Constant):
+        is_of_class = any(found.name in attributes.names for attributes in self.classes)
+        if is_of_class or len(assigned) != 1 or not isinstance(assigned[0], Constant):
             return None
         self.attributes_read[found.path] = assigned[0]
         return assigned[0]

@@ -200,10 +200,11 @@ class FileReader(LoopReader):
             return
         if isinstance(statement, ast.ClassDef):
             outer, self.in_class = self.in_class, statement.name
-            self.classes[statement.name] = names = Scope(scope)
+            names = Scope(scope)
+            self.classes.append(names)
             self.block([s for s in statement.body if not isinstance(s, ast.Expr)], names)
             self.in_class = outer
-            scope.names[statement.name] = Captured(statement.name)
+            scope.names[statement.name] = Captured(statement.name, attributes=names)
             return
         for body in (getattr(statement, part, []) for part in ("body", "orelse", "finalbody")):
             with suppress(TranslationError):
@@ -227,6 +228,11 @@ class FileReader(LoopReader):
             # Two classes may assign an argument of the same name, with another default in each.
             is_same = not (isinstance(kept, Constant) or isinstance(earlier, Constant)) or kept == earlier
             before[ast.unparse(value)] = value, kept if is_same else None
+            if isinstance(target, ast.Attribute):
+                with suppress(TranslationError):
+                    owner = self.read(target.value, reads)
+                    if isinstance(owner, Captured) and owner.attributes is not None:
+                        owner.attributes.names[target.attr] = Captured(target.attr, owner=owner.path)
             if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
                 changed = scope.find(target.value.id)
                 if isinstance(changed, Several):

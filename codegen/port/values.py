@@ -54,7 +54,7 @@ class Captured:
 
     `owner` is the object whose attribute it is: `self.query` of `self.query.weight`. `indices` are the indices of a
     read, `annotation` is the name of its type if the file gives one, `made_by` is the expression that computes it and
-    `example` its default value.
+    `example` its default value. Of a class, `attributes` are the names of its body.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Captured:
     annotation: str = ""
     made_by: ast.expr | None = field(default=None, compare=False)
     example: int | float | None = None
+    attributes: Scope | None = field(default=None, compare=False)
 
     @property
     def path(self) -> str:

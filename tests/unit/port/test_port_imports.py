@@ -112,6 +112,34 @@ def test_a_module_is_read_apart_from_the_file(tmp_path: Path) -> None:
     assert "computes it" not in report.text
 
 
+def test_attributes_of_classes_of_a_module_are_followed(tmp_path: Path) -> None:
+    """A class of the file with the same name is another one."""
+    _write(tmp_path / "settings.py", "class Config:\n    near = True\n    size = 3\n    odd = 1\nConfig.odd = get()\n")
+    _write(tmp_path / "other.py", "class Settings:\n    size = 4\ndef early(b, h, q, k):\n    return k < 2\n")
+    report = _port(
+        tmp_path / "mods.py",
+        """
+        import settings
+        from settings import Config
+        from other import early
+        class Settings:
+            size = 5
+        def near(b, h, q, k):
+            return q - k < Config.size if settings.Config.near else q >= k
+        def changed(b, h, q, k):
+            return q - k < Config.odd
+        def own(b, h, q, k):
+            return early(b, h, q, k) | (q - k < Settings.size)
+        """,
+    )
+    assert report.failures == ()
+    assert formulas(report) == {
+        "near": "q_idx - kv_idx < 3",
+        "changed": "q_idx - kv_idx < odd",
+        "own": "kv_idx < 2 or q_idx - kv_idx < 5",
+    }
+
+
 def test_failures_name_the_file_and_line_of_the_module(tmp_path: Path) -> None:
     _write(
         tmp_path / "lib/masks.py",
