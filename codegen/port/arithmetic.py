@@ -102,6 +102,9 @@ class Arithmetic:
 
     def _captured(self, value: Captured, node: ast.AST) -> Symbol:
         key = value.key
+        if key in self.seen and value.may_differ(self.seen[key]):
+            reason = f"'{value.path}' has several values here that this file does not give; give each a name of its own"
+            raise TranslationError(node, reason)
         if value.made_by is not None or key not in self.seen:
             self.seen[key] = value
         kind = self.guesses.get(key, Kind.UNKNOWN)

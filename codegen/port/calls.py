@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from codegen.port.functions import KNOWN, REDUCTIONS, Functions
 from codegen.port.made_of import folded
+from codegen.port.same import fingerprint
 from codegen.port.sequences import SEQUENCES, UNKNOWN_LIST, sequence
 from codegen.port.syntax import rebound_in
 from codegen.port.values import (
@@ -83,10 +84,16 @@ class CallReader(Functions):
         super().__init__(guesses)
         self.depth = 0
         self.strict = False
+        self.context = ""
+        """What tells the values apart that the same code gives: see `Captured`."""
         self.given: dict[str, None] = {}
         """The captured values that a mod compares with None, and that are taken to be given."""
         self.rebound: dict[Function, frozenset[str]] = {}
         """Function -> the names of its scope that other functions assign."""
+
+    def unknown(self, name: str, made_by: ast.expr | None = None, annotation: str = "") -> Captured:
+        """A value that is known only when the program runs, of the call and the round of a loop that are read."""
+        return Captured(name, annotation=annotation, made_by=made_by, context=self.context)
 
     def is_given(self, value: Value) -> bool:
         """True inside of a mod for an argument of its factory, which a note of the entry names."""
@@ -133,7 +140,7 @@ class CallReader(Functions):
             except TranslationError:
                 if not flexible:
                     raise
-                return Captured(parameter, made_by=argument)
+                return self.unknown(parameter, argument)
 
         if any(keyword.arg is None for keyword in keywords):
             raise TranslationError(node, NO_STARS)
@@ -254,11 +261,15 @@ class CallReader(Functions):
         """The result of a function of the file."""
         if self.depth >= MOST_CALLS:
             raise TranslationError(node, "calls are nested too deeply: the function seems to call itself without end")
+        scope, context = self.bind(called, args, options, node), self.context
+        if not self.strict:
+            self.context = ", ".join(map(fingerprint, scope.names.values()))
         self.depth += 1
         try:
-            return self.run(called.node, self.bind(called, args, options, node))
+            return self.run(called.node, scope)
         finally:
             self.depth -= 1
+            self.context = context
 
     def run(self, function: Function, scope: Scope) -> Value:
         """The value that the body of a function returns."""

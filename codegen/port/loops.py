@@ -31,10 +31,11 @@ Loop = ast.For | ast.AsyncFor | ast.While
 class Round(ast.stmt):
     """The start of a round of a loop, which gives its names their values."""
 
-    def __init__(self, target: ast.expr, value: Value) -> None:
+    def __init__(self, target: ast.expr, value: Value, context: str) -> None:
         super().__init__()
         self.target = target
         self.value = value
+        self.context = context
 
 
 class LoopReader(ImportReader):
@@ -50,7 +51,7 @@ class LoopReader(ImportReader):
         items = self.items(loop.iter, scope)
         if any(isinstance(node, ast.Break | ast.Continue) for node in ast.walk(loop)):
             raise TranslationError(loop, LOOP)
-        return [*([Round(loop.target, item), *loop.body] for item in items), loop.orelse]
+        return [*([Round(loop.target, item, self.round_of(item)), *loop.body] for item in items), loop.orelse]
 
     def loop(self, loop: Loop, scope: Scope) -> Value | None:
         """Read a loop outside of a mod. The value that it returns, None if it runs to its end."""
@@ -77,11 +78,12 @@ class LoopReader(ImportReader):
         """Inside, the rounds of a loop are read, each of which may take its share of the rounds that are left."""
         if not 1 < len(rounds) <= self.rounds_left:
             raise TranslationError(None)
+        context = self.context
         before, self.rounds_left = self.rounds_left, self.rounds_left // len(rounds)
         try:
             yield
         finally:
-            self.rounds_left = before
+            self.rounds_left, self.context = before, context
 
     def _lists(self) -> list[list[Any]]:
         return [self.found, self.made, self.used, self.pairs, self.outdated, self.unexplored]
@@ -99,15 +101,25 @@ class LoopReader(ImportReader):
 
     def _one_round(self, loop: Loop, scope: Scope) -> None:
         """Read a loop whose rounds are not known: what it changes has not the first round's value in the others."""
-        _forget(loop, scope)
+        self._forget(loop, scope)
         if not isinstance(loop, ast.While):
             for name in ast.walk(loop.target):
                 if isinstance(name, ast.Name):
-                    scope.names[name.id] = Captured(name.id)
+                    scope.names[name.id] = self.unknown(name.id)
         for body in (loop.body, loop.orelse):
             with suppress(TranslationError):
                 self.block(body, scope)
-        _forget(loop, scope)
+        self._forget(loop, scope)
+
+    def _forget(self, loop: Loop, scope: Scope) -> None:
+        """Make captured values of the names that a loop changes."""
+        for changed in ast.walk(loop):
+            if isinstance(changed, ast.Name) and isinstance(changed.ctx, ast.Store):
+                if changed.id in scope.names and not isinstance(scope.names[changed.id], Closure):
+                    scope.names[changed.id] = self.unknown(changed.id)
+            elif isinstance(changed, ast.Attribute) and isinstance(owner := changed.value, ast.Name):
+                is_list = isinstance(scope.names.get(owner.id), Several)  # which a method may change
+                scope.names |= {owner.id: self.unknown(owner.id)} if is_list else {}
 
     def changes_list(self, node: ast.expr, scope: Scope) -> bool:
         """True for a call of a list's method. `append` and `extend` are followed; after any other the list is not
@@ -143,14 +155,3 @@ def _makes_of_mods(before: Mapping[str, Value], scope: Scope) -> bool:
         elif new is not old and is_mod(old) and is_mod(new):
             return True
     return False
-
-
-def _forget(loop: Loop, scope: Scope) -> None:
-    """Make captured values of the names that a loop changes."""
-    for changed in ast.walk(loop):
-        if isinstance(changed, ast.Name) and isinstance(changed.ctx, ast.Store):
-            if changed.id in scope.names and not isinstance(scope.names[changed.id], Closure):
-                scope.names[changed.id] = Captured(changed.id)
-        elif isinstance(changed, ast.Attribute) and isinstance(owner := changed.value, ast.Name):
-            is_list = isinstance(scope.names.get(owner.id), Several)  # which a method may change
-            scope.names |= {owner.id: Captured(owner.id)} if is_list else {}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from codegen.port.branches import either_of
 from codegen.port.calls import BUILTINS, NO_SIZES, CallReader
 from codegen.port.functions import CONSTANTS, DTYPES, KNOWN, REDUCTIONS, is_reshaped, known_truth
+from codegen.port.same import fingerprint
 from codegen.port.sequences import MOST_ITEMS, UNKNOWN_LIST
 from codegen.port.values import (
     Captured,
@@ -157,11 +158,21 @@ class ExpressionReader(CallReader):
         """The items of `[element for target in a known list]`."""
         items: list[Value] = []
         inner = Scope(scope)  # one for all rounds: a lambda reads the last value of the loop's name, as in Python
-        for item in self.items(loop.iter, scope):
-            self.assign_value(loop.target, item, inner)
-            if all(self.decided(test, inner) for test in loop.ifs):
-                items.append(self.read(element, inner))
+        context = self.context
+        try:
+            for item in self.items(loop.iter, scope):
+                self.context = context
+                self.context = self.round_of(item)
+                self.assign_value(loop.target, item, inner)
+                if all(self.decided(test, inner) for test in loop.ifs):
+                    items.append(self.read(element, inner))
+        finally:
+            self.context = context
         return Several(tuple(items))
+
+    def round_of(self, item: Value) -> str:
+        """The context of what a loop computes of an item."""
+        return f"{self.context}, {fingerprint(item)}"
 
     def items(self, node: ast.expr, scope: Scope) -> tuple[Value, ...]:
         """The items that a loop goes through, if the file gives them."""

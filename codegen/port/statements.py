@@ -123,13 +123,15 @@ class FileReader(LoopReader):
                     return self._branch_in_mod(statement, statements[place:], scope)
                 if self.strict and isinstance(statement, ast.For):
                     return self._for_in_mod(statement, statements[place:], scope)
-                if isinstance(statement, ast.If) or (isinstance(statement, Loop) and not self.strict):
-                    read = self._branch if isinstance(statement, ast.If) else self.loop
-                    value = read(statement, scope)
-                    if value is not None:
-                        return value
+                value: Value | None = None
+                if isinstance(statement, ast.If):
+                    value = self._branch(statement, scope)
+                elif isinstance(statement, Loop) and not self.strict:
+                    value = self.loop(statement, scope)
                 else:
                     self._statement(statement, scope)
+                if value is not None:
+                    return value
         return None
 
     def _returned(self, statement: ast.Return, scope: Scope) -> Value:
@@ -155,6 +157,7 @@ class FileReader(LoopReader):
             case ast.Pass() | ast.Expr(value=ast.Constant()):
                 return
             case Round():
+                self.context = statement.context
                 self.assign_value(statement.target, statement.value, scope)
             case ast.Import() | ast.ImportFrom():
                 self.import_names(statement, scope)
@@ -243,16 +246,16 @@ class FileReader(LoopReader):
             if isinstance(found, Symbol) and is_too_long(found.node):
                 raise TranslationError(value, "the value takes more operations than an expression may have")
         except TranslationError as error:
-            made = Captured(target.id, annotation=_number_of(value), made_by=value)
+            made = self.unknown(target.id, value, _number_of(value))
             scope.names[target.id] = self.report(error) if self.strict else made
             return
         if isinstance(found, Constant) and not self.strict and is_filled(value):
-            found = Captured(target.id, annotation="Tensor", made_by=value)  # which the program may write to
+            found = self.unknown(target.id, value, "Tensor")  # which the program may write to
         if isinstance(found, Captured) and not self.strict and any(node is found.made_by for node in ast.walk(value)):
             # A tensor of another shape than the file's, which the caller gives in its place.
             found = replace(found, name=target.id, owner="", made_by=value)
         if isinstance(found, Symbol) and not self.strict:
-            found = replace(found, alias=Captured(target.id, made_by=value))
+            found = replace(found, alias=self.unknown(target.id, value))
         if is_mod(found) and not self.strict:
             found = named(found, target.id)
             if is_mod(found):
@@ -281,7 +284,7 @@ class FileReader(LoopReader):
                 raise TranslationError(statement, "this takes apart what is not known to be several values")
             items = found.items
         except TranslationError as error:
-            items = [self.report(error) if self.strict else Captured("", made_by=value)] * len(target.elts)
+            items = [self.report(error) if self.strict else self.unknown("", value)] * len(target.elts)
         for one, item in zip(target.elts, items, strict=True):
             if isinstance(one, ast.Name):
                 scope.names[one.id] = replace(item, name=one.id) if item == Captured("") else item
@@ -344,7 +347,7 @@ class FileReader(LoopReader):
             if name not in results[0] or name not in results[1]:
                 scope.names[name] = results[name not in results[0]][name]
             elif first != second and all(isinstance(v, Captured | Symbol | Constant) for v in (first, second)):
-                scope.names[name] = Captured(name)  # a value that the program gives the mod in either case
+                scope.names[name] = self.unknown(name)  # a value that the program gives the mod in either case
             elif first != second:
                 reason = (
                     f"it depends on `if {test}` in line {statement.lineno}, which constants of this file do not decide"

@@ -54,7 +54,8 @@ class Captured:
 
     `owner` is the object whose attribute it is: `self.query` of `self.query.weight`. `indices` are the indices of a
     read, `annotation` is the name of its type if the file gives one, `made_by` is the expression that computes it and
-    `example` its default value. Of a class, `attributes` are the names of its body.
+    `example` its default value. Of a class, `attributes` are the names of its body. `context` are the arguments of the
+    call, and the items of the loops, in which it is computed: in another one the same code may give another value.
     """
 
     name: str
@@ -64,6 +65,12 @@ class Captured:
     made_by: ast.expr | None = field(default=None, compare=False)
     example: int | float | None = None
     attributes: Scope | None = field(default=None, compare=False)
+    context: str = field(default="", compare=False)
+
+    def may_differ(self, other: Captured) -> bool:
+        """True if the file computes two values of one name, by other code or of other numbers."""
+        made = [value.made_by for value in (self, other) if value.made_by is not None]
+        return self.context != other.context or (len(made) == 2 and ast.dump(made[0]) != ast.dump(made[1]))
 
     @property
     def path(self) -> str:

@@ -171,6 +171,62 @@ for length in (128, 256):
     assert formulas(report) == {"window": "q_idx - kv_idx < size"}
 
 
+def test_several_unknown_values_of_one_name_are_not_one_scalar(tmp_path: Path) -> None:
+    """Two calls, rounds of a loop, and a value that a branch or a loop inside of a round gives."""
+    report = _port(
+        tmp_path,
+        HEAD
+        + """
+calls = and_masks(window(get(1)), window(get(2)))
+items = or_masks(*[window(get(i)) for i in range(2)])
+def rounds():
+    masks = []
+    for i in range(3):
+        size = get(i)
+        masks.append(window(size))
+    return or_masks(*masks)
+def branches(flag):
+    masks = []
+    for i in (1, 2):
+        if flag:
+            size = i
+        else:
+            size = -i
+        masks.append(window(size))
+    return or_masks(*masks)
+def counted():
+    masks = []
+    for i in (1, 2):
+        size = 0
+        while size < i:
+            size += 1
+        masks.append(window(size))
+    return or_masks(*masks)
+def make(size):
+    limit = get(size)
+    return lambda b, h, q, k: q - k < limit
+made = and_masks(make(3), make(4))
+near, far = get(3), get(4)
+named = and_masks(window(near), window(far))
+same = and_masks(window(get(5)), window(get(5)), make(3))
+""",
+    )
+    reason = "has several values here that this file does not give; give each a name of its own: q - k <"
+    assert [line.partition("mods.py:")[2] for line in report.failures] == [
+        f"3: calls: 'size' {reason} size",
+        f"3: items: 'size' {reason} size",
+        f"3: rounds: 'size' {reason} size",
+        f"3: branches: 'size' {reason} size",
+        f"3: counted: 'size' {reason} size",
+        f"32: made: 'limit' {reason} limit",
+    ]
+    assert formulas(report) == {
+        "window": "q_idx - kv_idx < size",
+        "named": "q_idx - kv_idx < near and q_idx - kv_idx < far",
+        "same": "q_idx - kv_idx < size and q_idx - kv_idx < size and q_idx - kv_idx < limit",
+    }
+
+
 def _port(folder: Path, source: str) -> Report:
     path = folder / "mods.py"
     path.write_text(textwrap.dedent(source))
