@@ -254,6 +254,37 @@ def test_caches(call: dict[str, Any], rotary: bool | None, where: str, num_split
     torch.testing.assert_close(written, torch.stack(rows, 1), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("call", "steps"),
+    [
+        ({}, False),
+        ({"causal": True}, True),
+        ({"causal": True, "window_size": (4, 0)}, True),
+        # flash_attn takes a window as large as the cache for none.
+        ({"causal": True, "window_size": (16, 0)}, True),
+        ({"window_size": (16, -1)}, False),
+    ],
+    ids=str,
+)
+def test_more_queries_than_new_keys(call: dict[str, Any], steps: bool) -> None:
+    """Query i is rotated by position `cache_seqlens + i`, though the last query sees as far as the last key."""
+    torch.manual_seed(0)
+    q, (k, v), caches = torch.randn(2, 5, 4, 16), torch.randn(2, 2, 2, 2, 16), torch.randn(2, 2, 16, 2, 16)
+    lengths = [6, 14]
+    angles = torch.randn(19, 8, dtype=torch.float64)
+    rows = caches.clone()
+    given: dict[str, Any] = {"rotary_cos": angles.cos().float(), "rotary_sin": angles.sin().float()}
+    given |= {"cache_seqlens": torch.tensor(lengths, dtype=torch.int32), **call}
+    got = fa.flash_attn_with_kvcache(q, *caches, k, v, **given)
+    for b, length in enumerate(lengths):
+        own_q = rotated(q[b], angles, [length + i * steps for i in range(5)], interleaved=True)
+        rows[0, b, length : length + 2] = rotated(k[b], angles, [length, length + 1], interleaved=True)
+        rows[1, b, length : length + 2] = v[b]
+        want, _ = batched(own_q[None], *rows[:, b, None, : length + 2], **call)
+        torch.testing.assert_close(got[b].double(), want[0], atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(caches, rows, atol=1e-6, rtol=1e-6)
+
+
 def test_a_cache_that_nothing_is_added_to() -> None:
     q, caches = torch.randn(2, 1, 4, 16), torch.randn(2, 2, 8, 2, 16)
     whole, _ = batched(q, *caches, softcap=20.0, causal=True)
@@ -297,6 +328,7 @@ def test_a_cache_has_a_row_for_each_sequence() -> None:
 
 
 NEW = torch.zeros(2, 3, 2, 16)
+ONE = NEW[:, :1]
 COS = torch.zeros(8, 8)
 
 
@@ -317,6 +349,8 @@ COS = torch.zeros(8, 8)
         ("v", {"k": NEW, "v": NEW[:, :2], "cache_seqlens": 1}),
         ("rotary_cos", {"k": NEW, "v": NEW, "cache_seqlens": 1, "rotary_cos": [1], "rotary_sin": [2]}),
         ("rotary_sin", {"k": NEW, "v": NEW, "cache_seqlens": 1, "rotary_cos": COS, "rotary_sin": COS[:, :4]}),
+        # The three queries are rotated by positions 7 to 9.
+        ("rotary_cos", {"k": ONE, "v": ONE, "cache_seqlens": 7, "rotary_cos": COS, "rotary_sin": COS, "causal": True}),
         ("cache_batch_idx", {"cache_batch_idx": torch.tensor([0, 2])}),
         ("cache_leftpad", {"cache_seqlens": 2, "cache_leftpad": torch.tensor([0, 3])}),
         ("block_table", {"block_table": torch.zeros(2, dtype=torch.int32)}),
