@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -17,7 +18,7 @@ from generated.integrations import transformers_masks  # noqa: E402
 from generated.integrations.variants import NotRenderedError  # noqa: E402
 from tests.support.tiny_models import DECODERS, SIZE, WINDOW, decoder, model  # noqa: E402
 from tests.support.tiny_others import BERT, T5, VISION  # noqa: E402
-from tests.support.tiny_runs import LENGTH, switch, tokens  # noqa: E402
+from tests.support.tiny_runs import LENGTH, padding, switch, tokens  # noqa: E402
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="whole models are too slow in Triton's interpreter")
 
@@ -107,6 +108,37 @@ def test_a_model_that_reads_its_mask_itself_is_one_error(name: str) -> None:
     net.set_attn_implementation("codegen")
     with pytest.raises(NotImplementedError, match=message):
         net(tokens())
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize(("of_model", "of_layer"), [("codegen", "eager"), ("codegen", "sdpa"), ("eager", "codegen")])
+def test_a_layer_with_another_implementation_than_its_model_is_named(
+    of_model: str, of_layer: str, padded: bool
+) -> None:
+    net = decoder("Llama")
+    net.set_attn_implementation(of_model)
+    layer = net.model.layers[1].self_attn
+    layer.config = copy.copy(layer.config)
+    layer.config._attn_implementation = of_layer
+    message = (
+        f"^codegen attention: attn_implementation: expected one in all layers that share a mask: .*, got '{of_layer}' "
+        f"in the config of LlamaAttention of layer 1, '{of_model}' in the config of LlamaModel$"
+    )
+    with pytest.raises((ArgumentError, NotImplementedError), match=message):
+        net(tokens(), attention_mask=padding("left") if padded else None)
+
+
+def test_a_mask_of_flash_attention_names_the_model_that_made_it() -> None:
+    net = decoder("Llama")
+    for layer in net.model.layers:
+        layer.self_attn.config = copy.copy(layer.self_attn.config)
+        layer.self_attn.config._attn_implementation = "codegen"
+    net.config._attn_implementation = "flash_attention_2"
+    message = (
+        "got 'codegen' in the config of LlamaAttention of layer 0, 'flash_attention_2' in the config of LlamaModel$"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        net(tokens(), attention_mask=padding("left"))
 
 
 def test_a_transformers_that_builds_its_masks_otherwise_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
