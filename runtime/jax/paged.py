@@ -142,7 +142,8 @@ class CacheArguments:
         given |= _tables(op, pages, kv_lengths, k_shape[1])
         if pages.max_seqlen_q is not None:
             longest = checks.check_int(op, "max_seqlen_q", host_number(op, "max_seqlen_q", pages.max_seqlen_q), 1)
-            check_longest(op, longest, _known_longest(given["cu_seqlens_q"]) if packed else most)
+            known = _known_longest(given["cu_seqlens_q"]) if packed else most
+            check_longest(op, longest, known, kv_lengths.shape[0], q.shape[0] if packed else 0)
             most = min(most, longest) if packed else most
         row_offset, row_offsets = _offset(op, pages.q_offset, kv_lengths.shape[0])
         if row_offsets is not None:

@@ -100,7 +100,9 @@ def check_caches(
     most = q.shape[0] if packed else q.shape[2]
     if max_seqlen_q is not None:
         longest = check_int(op, "max_seqlen_q", max_seqlen_q, 1)
-        check_longest(op, longest, _most_queries(most, cu_seqlens_q))
+        # A trace would make the comparison a condition of its dynamic sizes.
+        total = q.shape[0] if packed and not torch.compiler.is_compiling() else 0
+        check_longest(op, longest, _most_queries(most, cu_seqlens_q), num_seqs, total)
         most = min(most, longest) if packed else most
     if values_are_checked(kv_lengths):
         starts = None if page_starts is None else page_starts.tolist()

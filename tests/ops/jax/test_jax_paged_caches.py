@@ -302,3 +302,27 @@ def test_bad_values_in_keys(change: dict[str, Any], expected: str) -> None:
     q, cache, given = small()
     with pytest.raises(ArgumentError, match=f"^causal: {expected}"):
         load_op("causal")(**{"q": q, "k": cache, "values_in_keys": 8} | given | change)
+
+
+def test_a_traced_call_with_too_few_queries_at_most_is_not_wrong_without_a_word() -> None:
+    """The rows beyond are NaN. A number that no sequences of these rows could have is refused."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    q, k, v = (
+        jax.random.normal(key, shape) for key, shape in zip(keys, [(9, 2, 16), *[(8, 4, 2, 16)] * 2], strict=True)
+    )
+    pages = {"page_table": jnp.arange(8).reshape(2, 4), "kv_lengths": jnp.array([10, 12])}
+    pages["cu_seqlens_q"] = jnp.array([0, 2, 9])
+
+    def call(most: int) -> tuple[jax.Array, jax.Array]:
+        given = partial(load_op("causal"), return_lse=True, max_seqlen_q=most)
+        return jax.jit(given)(q, k, v, **pages)
+
+    (o, lse), (part, part_lse) = call(7), call(5)
+    assert jnp.isfinite(o).all()
+    np.testing.assert_allclose(part[:7], o[:7], atol=1e-6)
+    np.testing.assert_allclose(part_lse[:, :7], lse[:, :7], atol=1e-6)
+    assert jnp.isnan(part[7:]).all()
+    assert jnp.isnan(part_lse[:, 7:]).all()
+    message = "^causal: max_seqlen_q: expected at least 5, as 2 sequences have the 9 rows of q, got 4\n"
+    with pytest.raises(ArgumentError, match=message):
+        call(4)

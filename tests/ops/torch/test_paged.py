@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from codegen.testing import calls
@@ -291,3 +292,16 @@ def test_append_refuses_pages_beyond_the_cache(framework: str, kind: str) -> Non
     )
     with pytest.raises(ArgumentError, match=expected):
         append([[1, 9], [3, 7]])
+
+
+def test_too_few_queries_at_most_are_refused_without_reading_where_sequences_begin() -> None:
+    """Values on a GPU are not read, as those of fake tensors cannot be."""
+    op: Any = load_op("causal")
+    with FakeTensorMode():
+        q, cache = torch.empty(9, 4, 16), torch.empty(8, 4, 2, 16)
+        begins, table = torch.empty(3, dtype=torch.int32), torch.empty(2, 4, dtype=torch.int32)
+        pages = {"page_table": table, "kv_lengths": torch.empty(2, dtype=torch.int32), "cu_seqlens_q": begins}
+        assert op(q, cache, cache, max_seqlen_q=5, **pages).shape == q.shape
+        message = "^causal: max_seqlen_q: expected at least 5, as 2 sequences have the 9 rows of q, got 4$"
+        with pytest.raises(ArgumentError, match=message):
+            op(q, cache, cache, max_seqlen_q=4, **pages)
