@@ -359,7 +359,8 @@ def test_merge_joins_calls_on_disjoint_keys() -> None:
         (whole, "parts: expected pairs"),
         ([(whole[0], None)], "lse: expected a torch.Tensor or jax.Array"),
         ([(np.asarray(whole[0]), np.asarray(whole[1]))], "parts: expected a torch.Tensor or jax.Array"),
-        ([(whole[0].astype(int), whole[1])], "o: expected a dtype of floats"),
+        ([(whole[0].astype(int), whole[1])], "o: expected dtype float16, bfloat16, float32 or float64, got int32"),
+        ([(whole[0], whole[1].astype(jnp.bfloat16))], "lse: expected dtype float32 or float64, got bfloat16"),
     ]
     for parts, error in refused:
         with pytest.raises(ArgumentError, match=f"merge: {error}"):

@@ -152,6 +152,14 @@ def test_results_on_several_devices_are_not_merged() -> None:
         paging.merge([(o, lse), (o.to("meta"), lse.to("meta"))])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_results_whose_lse_was_rounded_are_not_merged(dtype: torch.dtype) -> None:
+    o, lse = torch.zeros(2, 4, 3, 16, dtype=dtype), torch.zeros(2, 4, 3)
+    assert paging.merge([(o, lse.double())])[1].dtype == torch.float64
+    with pytest.raises(ArgumentError, match=f"merge: lse: expected dtype float32 or float64, got {dtype}"):
+        paging.merge([(o, lse), (o, lse.to(dtype))])
+
+
 OTHER_PLANS = [
     ({"size": 3}, "one made for scalar size 5, got one made for scalar size 3"),
     ({"q_offset": 4}, "one made for q_offset end, got one made for q_offset 4"),
