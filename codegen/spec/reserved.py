@@ -44,6 +44,7 @@ _WORDS = """
     check_flag check_inputs check_int check_tensor clamp_index grid_extremes grid_run keep_range options diagonal_sums
     dot_rows
     empty_like_layout floor_div floor_div_any floor_mod has_tanh_instruction host_number interpreter_dtype is_nvidia
+    known_origin
     launches_directly load_grid load_pairs load_vector next_power_of_2 place_pairs place_sums
     distance_sums head_sums positive_scale query_offset reduce_gradient reference row_products runs_reference
     unit_strides

@@ -121,7 +121,8 @@ class CacheArguments:
             if not is_array(x):
                 fail(op, name, "a jax.Array", type(x).__name__)
         if values_in_keys is not None:
-            values_in_keys = columns_of_values(op, values_in_keys, v, k.shape[-1] if k.ndim else 0)
+            columns = host_number(op, "values_in_keys", values_in_keys)
+            values_in_keys = columns_of_values(op, columns, v, k.shape[-1] if k.ndim else 0)
             v = jax.ShapeDtypeStruct((*k.shape[:-1], values_in_keys), k.dtype)
         packed = pages.cu_seqlens_q is not None
         k_shape, v_shape = (_cache_shape(x, pages.page_layout) for x in (k, v))
@@ -157,7 +158,7 @@ class CacheArguments:
             "scale": factor,
             "row_offset": row_offset,
             "most_queries": most,
-            "splits": check_splits(op, pages.splits),
+            "splits": check_splits(op, host_number(op, "splits", pages.splits)),
             "page_layout": pages.page_layout,
             "config": checked_paged_config(op, pages.config),
             "family": check_family(op, pages.family),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -217,6 +218,12 @@ BAD = [
     ("dropout_origin", (2**28, 0, 8), "a batch row times heads, plus head, below 2**31, got (268435456, 0, 8)"),
     ("dropout_origin", (0, 0, 8, 8, 0), "a row that is a multiple of 16, got (0, 0, 8, 8, 0)"),
     ("dropout_origin", (0, 0, 8, 0, 16), "a key that is a multiple of 32, got (0, 0, 8, 0, 16)"),
+    ("dropout_origin", (0, np.int64(-1), 8), f"{ORIGINS}, integers from 0 on, got (0, -1, 8)"),
+    ("dropout_origin", (0, np.int32(7), 8), "a head and heads with room for q's 2, got (0, 7, 8)"),
+    ("dropout_origin", (0, 0, 8, np.int64(8), 0), "a row that is a multiple of 16, got (0, 0, 8, 8, 0)"),
+    ("dropout_origin", (0, 0, 8, torch.tensor(8), 0), "a row that is a multiple of 16, got (0, 0, 8, 8, 0)"),
+    ("dropout_origin", (0, np.float32(1), 8), f"{ORIGINS}, integers from 0 on, got (0, 1.0, 8)"),
+    ("dropout_origin", (0, torch.tensor([1]), 8), f"{ORIGINS}, integers from 0 on, got (0, tensor([1]), 8)"),
     ("seed", 0.5, "an int from 0 to 2**63 - 1 or None, got 0.5"),
     ("seed", False, "an int from 0 to 2**63 - 1 or None, got False"),
     ("seed", -1, "an int from 0 to 2**63 - 1 or None, got -1"),

@@ -275,6 +275,35 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
+def test_arrays_without_axes_are_numbers() -> None:
+    """Also where a number must be known while tracing: an array that is known on the host is."""
+    q, cache = jnp.ones((2, 4, 2, 16)), jnp.ones((8, 4, 2, 16))
+    pages = {"page_table": jnp.arange(8).reshape(2, 4), "kv_lengths": jnp.array([10, 12])}
+    for name, number in (("splits", 1), ("values_in_keys", 8), ("k_scale", 2), ("v_scale", 2)):
+        v = None if name == "values_in_keys" else cache
+        numbers = [ops.causal(q, cache, v, **pages, **{name: x}) for x in (number, jnp.array(number))]
+        np.testing.assert_allclose(*numbers, rtol=1e-6)
+    own = {"g": -jnp.ones((2, 4, 2))}
+    np.testing.assert_array_equal(*[ops.forgetting(q, q, q, **own, prune=x) for x in (0.25, jnp.array(0.25))])
+    message = r"^causal: splits: expected .*, got JitTracer\(~int32\[\]\)\n"
+    with pytest.raises(ValueError, match=message):
+        jax.jit(lambda x: ops.causal(q, cache, cache, **pages, splits=x))(1)
+
+
+@pytest.mark.parametrize("element", [5, np.int64(5), np.array(5), jnp.array(5), -16, jnp.array(-16), jnp.array(16.0)])
+def test_where_dropout_begins_to_count_is_checked_in_arrays_too(element: Any) -> None:
+    q = jnp.ones((1, 4, 2, 16))
+
+    def call(row: Any) -> jax.Array:
+        o: jax.Array = ops.causal_dropout(q, q, q, dropout_p=0.5, seed=1, dropout_origin=(0, 0, 2, row, 0))
+        return o
+
+    np.testing.assert_array_equal(call(16), call(jnp.array(16)))
+    np.testing.assert_array_equal(call(16), jax.jit(call)(16))
+    with pytest.raises(ValueError, match=r"^causal_dropout: dropout_origin: expected (a row that is|None, \()"):
+        call(element)
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_a_formula_is_the_same_in_torch(own: Any, call: str) -> None:
     """Batch rows, heads, queries and keys are broadcast although JAX's setting forbids rank promotion."""
