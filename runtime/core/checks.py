@@ -68,6 +68,8 @@ def shown(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         # Dynamo prints a number that it traces as a symbol only as the int that it stands for.
         value = index(value)
+    elif getattr(value, "is_nested", False):  # torch gives no shape of some nested tensors
+        return f"a nested tensor of {value.dtype}"  # type: ignore[attr-defined]
     else:
         shape = getattr(value, "shape", None)
         if isinstance(shape, tuple) and shape and hasattr(value, "dtype"):

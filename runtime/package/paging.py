@@ -292,6 +292,10 @@ def _check_framework(function: str, arrays: Mapping[str, Any]) -> None:
     for name, x in arrays.items():
         if not framework or _framework(x) != framework:
             fail(function, name, "a torch.Tensor or jax.Array, as the others", type(x).__name__)
+        if framework == "torch":
+            from ._runtime.torch.dtypes import check_strided
+
+            check_strided(function, name, x)
 
 
 def _in_order(x: Any, page_layout: str) -> Any:

@@ -30,6 +30,7 @@ from ..core.paged_calls import paged_schedule as paged_schedule
 from ..core.paged_calls import plan_tables as plan_tables
 from ..core.paged_calls import refuse_pages as refuse_pages
 from ..core.paged_tiles import checked_paged_config
+from ..core.sequences import refuse_nested
 from ..core.settings import INTERPRET
 from .cache_values import FP8_DTYPES, dequantised
 from .devices import multiprocessors, paged_call_tiles
@@ -154,6 +155,7 @@ def _integers(
     """An int32 tensor; its rows may be apart in memory if it may be `strided`."""
     if not isinstance(x, Tensor):
         fail(op, name, f"an integer tensor {shape} on {device}", type(x).__name__)
+    refuse_nested(op, name, x)
     if not is_integer(x.dtype) or x.dim() != rank or x.device != device:
         got = f"{x.dtype} {list(x.shape)} on {x.device}"
         fail(op, name, f"an integer tensor {shape} on {device}", got)
