@@ -281,8 +281,8 @@ def test_arrays_without_axes_are_numbers() -> None:
     pages = {"page_table": jnp.arange(8).reshape(2, 4), "kv_lengths": jnp.array([10, 12])}
     for name, number in (("splits", 1), ("values_in_keys", 8), ("k_scale", 2), ("v_scale", 2)):
         v = None if name == "values_in_keys" else cache
-        numbers = [ops.causal(q, cache, v, **pages, **{name: x}) for x in (number, jnp.array(number))]
-        np.testing.assert_allclose(*numbers, rtol=1e-6)
+        want, got = (ops.causal(q, cache, v, **pages, **{name: x}) for x in (number, jnp.array(number)))
+        np.testing.assert_allclose(got, want, rtol=1e-6)
     own = {"g": -jnp.ones((2, 4, 2))}
     np.testing.assert_array_equal(*[ops.forgetting(q, q, q, **own, prune=x) for x in (0.25, jnp.array(0.25))])
     message = r"^causal: splits: expected .*, got JitTracer\(~int32\[\]\)\n"

@@ -315,7 +315,8 @@ def test_a_traced_call_with_too_few_queries_at_most_is_not_wrong_without_a_word(
 
     def call(most: int) -> tuple[jax.Array, jax.Array]:
         given = partial(load_op("causal"), return_lse=True, max_seqlen_q=most)
-        return jax.jit(given)(q, k, v, **pages)
+        found: tuple[jax.Array, jax.Array] = jax.jit(given)(q, k, v, **pages)
+        return found
 
     (o, lse), (part, part_lse) = call(7), call(5)
     assert jnp.isfinite(o).all()
