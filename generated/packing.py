@@ -28,6 +28,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from ._runtime.core.checks import check_flag, check_int, fail, host_number
+from ._runtime.core.sequences import refuse_nested
 
 __all__ = ["Packed", "PackedRows", "pack", "pack_rows"]
 
@@ -253,10 +254,12 @@ def _checked(op: str, sequences: Any) -> tuple[Any, list[Any]]:
         fail(op, "sequences[0]", "a torch tensor, a numpy or JAX array or a list of numbers", type(first).__name__)
     if not _dtype_name(first).startswith((*_INTEGERS, *_OTHER_NUMBERS)):
         fail(op, "sequences[0]", "an array of numbers", f"dtype {first.dtype}")
+    refuse_nested(op, "sequences[0]", first)
     sizes, dtype, device = first.shape[1:], first.dtype, first.device if _is_torch(xp) else None
     for i, x in enumerate(arrays):
         if _library(x) is not xp:
             fail(op, f"sequences[{i}]", f"a {type(first).__name__}, as is sequences[0]", type(x).__name__)
+        refuse_nested(op, f"sequences[{i}]", x)
         if len(x.shape) == 0 or x.shape[1:] != sizes:
             like = ", as sequences[0]" if i else ""
             fail(op, f"sequences[{i}]", f"shape [{', '.join(['L', *map(str, sizes)])}]{like}", list(x.shape))

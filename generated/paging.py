@@ -28,6 +28,10 @@ from ._runtime.core.paged_calls import PAGE_LAYOUTS, check_page_layout
 
 __all__ = ["Pool", "append", "append_decay", "merge", "slots"]
 
+# An lse of 16 bits would change the weights by up to some percent: its error is that of their logarithms.
+_LSE_DTYPES = ("float32", "float64")
+_O_DTYPES = ("float16", "bfloat16", *_LSE_DTYPES)
+
 
 def append(
     k: Any,
@@ -182,7 +186,8 @@ def merge(parts: Iterable[tuple[Any, Any]], *, layout: str | None = None) -> tup
 
     Args:
         parts: o and lse of each call, in the order in which they are summed: o as the op returns it, lse natural logs
-            float32 `[B, Hq, Sq]`, or `[Hq, total_q]` with a packed o `[total_q, Hq, Dv]`.
+            float32 `[B, Hq, Sq]`, or `[Hq, total_q]` with a packed o `[total_q, Hq, Dv]`. An lse rounded to 16 bits is
+            refused, as it would change the weights by up to some percent; float64 is taken.
         layout: of an o with four axes: `"bhsd"` or `"bshd"`. The default is that of the framework's ops: `"bhsd"` in
             torch, `"bshd"` in JAX.
 
@@ -204,9 +209,9 @@ def merge(parts: Iterable[tuple[Any, Any]], *, layout: str | None = None) -> tup
     first_o, first_lse = found[0]
     for o, lse in found:
         _check_framework("merge", {"parts": first_o, "o": o, "lse": lse})
-        for name, x in (("o", o), ("lse", lse)):
-            if "float" not in str(x.dtype):
-                fail("merge", name, "a dtype of floats", x.dtype)
+        for name, x, dtypes in (("o", o, _O_DTYPES), ("lse", lse, _LSE_DTYPES)):
+            if str(x.dtype).removeprefix("torch.") not in dtypes:
+                fail("merge", name, f"dtype {', '.join(dtypes[:-1])} or {dtypes[-1]}", x.dtype)
             if _framework(x) == "torch" and x.device != first_o.device:
                 fail("merge", name, f"device {first_o.device}, that of the first o", x.device)
     layout = ("bhsd" if _framework(first_lse) == "torch" else "bshd") if layout is None else layout
@@ -288,6 +293,10 @@ def _check_framework(function: str, arrays: Mapping[str, Any]) -> None:
     for name, x in arrays.items():
         if not framework or _framework(x) != framework:
             fail(function, name, "a torch.Tensor or jax.Array, as the others", type(x).__name__)
+        if framework == "torch":
+            from ._runtime.torch.dtypes import check_strided
+
+            check_strided(function, name, x)
 
 
 def _in_order(x: Any, page_layout: str) -> Any:

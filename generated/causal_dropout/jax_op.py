@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_op.py.jinja
-# hash: 81bc7b0012446d95
+# hash: 52ba6fc135f7ebee
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
@@ -17,7 +17,7 @@ from .._runtime.jax.backward import Run, give_backward
 from .._runtime.jax.call import Arguments, Kernels, scaled_run, schedule_of
 from .._runtime.jax.paged import check_page_layout
 from .._runtime.jax.sequences import SequenceArguments
-from .._runtime.jax.support import check_flag, dropout_seed, host_number
+from .._runtime.jax.support import check_flag, dropout_seed, host_number, known_origin
 from . import jax_reference, packed, segmented
 
 NAME = "causal_dropout"
@@ -350,7 +350,9 @@ def _call(
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
 
     arguments.dropout_p = check_dropout_p(NAME, host_number(NAME, "dropout_p", dropout_p))
-    first_head, all_heads, row_origin, key_origin = dropout_coordinates(NAME, dropout_origin, arguments.q.shape[1])
+    first_head, all_heads, row_origin, key_origin = dropout_coordinates(
+        NAME, known_origin(dropout_origin), arguments.q.shape[1]
+    )
     words = {"seed": dropout_seed(NAME, arguments.dropout_p, seed), "first_head": first_head, "all_heads": all_heads}
     arguments.scalars = {**arguments.scalars, **words, "row_origin": row_origin, "key_origin": key_origin}
     return run(DENSE, PACKED, SEGMENTED, arguments, schedule)

@@ -73,6 +73,7 @@ def flash_attn_with_kvcache(
     _check(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     )
+    window_size = _within_cache(window_size, k_cache, block_table)
     found = chosen(
         _TITLE,
         causal=causal,
@@ -154,6 +155,14 @@ def _cache(q: Tensor, k: Tensor, v: Tensor, lengths: Any, rows: Tensor | None, t
     return _Cache(k=k, v=v, table=table.to(torch.int32), lengths=lengths)
 
 
+def _within_cache(window: Window, k: Tensor, table: Tensor | None) -> Window:
+    """The window, without bounds that are as large as the cache, which flash_attn takes for none."""
+    capacity = k.shape[1] if table is None else k.shape[1] * table.shape[1]
+    if not isinstance(window, tuple | list):
+        return window  # The choice of the variant refuses it.
+    return tuple(-1 if type(x) is int and x >= capacity else x for x in window)  # type: ignore[return-value]
+
+
 def _attended(
     found: Chosen, q: Tensor, cache: _Cache, scale: float | None, num_splits: int, return_lse: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -186,7 +195,7 @@ def _rotated(
     if sin.shape[1] != cos.shape[1]:
         fail(_TITLE, "rotary_sin", f"{cos.shape[1]} columns, those of rotary_cos", list(sin.shape))
     if steps and q.shape[1] > k.shape[1]:
-        fail(_TITLE, "q", f"{k.shape[1]} tokens at most beside rotary_cos, those of k", q.shape[1])
+        _check_positions(cache, cos, q.shape[1])
     first = cache.lengths[:, None].long()
     steps_q = torch.arange(q.shape[1], device=q.device) if steps else torch.zeros(1, dtype=torch.int64, device=q.device)
     steps_k = torch.arange(k.shape[1], device=q.device)
@@ -194,6 +203,14 @@ def _rotated(
         _turned(x, cos[first + step], sin[first + step], interleaved=interleaved)
         for x, step in ((q, steps_q), (k, steps_k))
     )  # type: ignore[return-value]
+
+
+def _check_positions(cache: _Cache, cos: Tensor, queries: int) -> None:
+    """Check that each query has a position in rotary_cos; of cache lengths on a GPU, the smallest possible only."""
+    longest = int(cache.lengths.max()) if len(cache.lengths) and values_are_checked(cache.lengths) else 0
+    if longest + queries > cos.shape[0]:
+        expected = f"at least {longest + queries} positions, as each query is rotated by its own"
+        fail(_TITLE, "rotary_cos", expected, list(cos.shape))
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:

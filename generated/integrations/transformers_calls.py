@@ -17,6 +17,7 @@ from .._runtime.archs import MAX_HEAD_DIM, MIN_HEAD_DIM
 from .._runtime.core.checks import fail
 from .entries import Attention, constant
 from .transformers_masks import TITLE, AttentionMask
+from .transformers_mixed import ONE, mixed
 from .transformers_plans import CHOSEN_KEYS, MOST_KEPT, VECTORS, KeptPlan, Plan, sides_of
 from .transformers_sharing import autocast_dtype, cache_of, identity, schedule
 from .transformers_tokens import check_same_length, chunk_positions, packed_row, segment_ids, sequences
@@ -62,6 +63,8 @@ def checked(mask: Any, key: Tensor, given: Mapping[str, Any]) -> AttentionMask |
             expected = "None: a query sees all keys of its mask, not those that an indexer chooses. Use 'eager' there"
             fail(TITLE, name, expected, "indices of keys")
     if mask is not None and not isinstance(mask, AttentionMask):
+        if (layers := mixed()) is not None:
+            fail(TITLE, "attn_implementation", ONE, layers)
         got = f"{str(mask.dtype).removeprefix('torch.')} {list(mask.shape)}" if isinstance(mask, Tensor) else mask
         fail(
             TITLE,

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import masking_utils
 
 from .._runtime.core.checks import fail
+from .transformers_mixed import ONE, mixed
 
 TITLE = "codegen attention"
 """The prefix of errors in calls from transformers."""
@@ -31,10 +32,11 @@ class MaskIsReadError(NotImplementedError, AttributeError):
     """A model reads the mask as if it were a tensor. `hasattr` takes it for a missing attribute."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{TITLE}: attn_implementation: expected a model that only passes its mask on to attention, got one that "
-            f"reads {what} of the mask itself: use 'eager' there"
-        )
+        expected = "a model that only passes its mask on to attention"
+        got = f"one that reads {what} of the mask itself: use 'eager' there"
+        if (layers := mixed()) is not None:
+            expected, got = ONE, layers
+        super().__init__(f"{TITLE}: attn_implementation: expected {expected}, got {got}")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

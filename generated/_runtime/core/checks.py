@@ -69,6 +69,8 @@ def shown(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         # Dynamo prints a number that it traces as a symbol only as the int that it stands for.
         value = index(value)
+    elif getattr(value, "is_nested", False):  # torch gives no shape of some nested tensors
+        return f"a nested tensor of {value.dtype}"  # type: ignore[attr-defined]
     else:
         shape = getattr(value, "shape", None)
         if isinstance(shape, tuple) and shape and hasattr(value, "dtype"):
@@ -333,15 +335,15 @@ def dropout_coordinates(op: str, origin: Any, heads: int) -> tuple[Any, Any, Any
     """The coordinates from which dropout counts a call's probabilities, computed from its `dropout_origin`.
 
     They are the index of the first head, counted over all batch rows of the whole call, the number of heads of the
-    whole call, the first row and the first key. Elements of the origin may be arrays, whose values are not checked.
+    whole call, the first row and the first key. Elements of the origin may be arrays `[]` whose values are not known.
     """
     if origin is None:
         return 0, heads, 0, 0
     expected = "None, (batch row, head, heads) or (batch row, head, heads, row, key)"
     if not isinstance(origin, tuple) or len(origin) not in (3, 5):
         fail(op, "dropout_origin", expected, shown(origin))
-    known = [x for x in origin if not hasattr(x, "dtype")]
-    if any(isinstance(x, bool) or not isinstance(x, int) or not 0 <= x < INT_LIMIT for x in known):
+    origin = tuple([host_number(op, "dropout_origin", x) for x in origin])
+    if not all(map(_counts_from_0, origin)):
         fail(op, "dropout_origin", f"{expected}, integers from 0 on", shown(origin))
     batch_row, head, all_heads, row, key = (*origin, 0, 0)[:5]
     if all(isinstance(x, int) for x in origin[:3]):
@@ -353,6 +355,13 @@ def dropout_coordinates(op: str, origin: Any, heads: int) -> tuple[Any, Any, Any
         if isinstance(x, int) and x % unit:
             fail(op, "dropout_origin", f"a {name} that is a multiple of {unit}", shown(origin))
     return batch_row * all_heads + head, all_heads, row, key
+
+
+def _counts_from_0(x: Any) -> bool:
+    """Whether it is an int from 0 on, or an array `[]` of integers, which JAX may be tracing."""
+    if getattr(x, "ndim", None) == 0:
+        return "int" in str(x.dtype)
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < INT_LIMIT
 
 
 def keep_numbers(dropout_p: float) -> tuple[int, float]:

@@ -180,10 +180,16 @@ def most_queries(begins: Sequence[int]) -> int:
     return max((end - begin for begin, end in pairwise(begins)), default=0)
 
 
-def check_longest(op: str, longest: int, queries: int) -> None:
-    """Check the argument `max_seqlen_q` against the queries of the longest sequence."""
+def check_longest(op: str, longest: int, queries: int, num_seqs: int, total: int = 0) -> None:
+    """Check the argument `max_seqlen_q` against the queries of the longest sequence; 0 if only the device knows them.
+
+    Then the longest has at least the average of the packed sequences, which have `total` queries together.
+    """
     if longest < queries:
         fail(op, "max_seqlen_q", f"at least {queries}, the queries of the longest sequence", longest)
+    if isinstance(total, int) and longest * num_seqs < total and num_seqs:
+        expected = f"at least {-(-total // num_seqs)}, as {num_seqs} sequences have the {total} rows of q"
+        fail(op, "max_seqlen_q", expected, longest)
 
 
 class OwnShape(NamedTuple):

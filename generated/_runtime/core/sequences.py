@@ -69,6 +69,13 @@ def _all_of(conditions: list[Any]) -> Any:
     return together
 
 
+def refuse_nested(op: str, name: str, x: Any) -> None:
+    """Refuse a nested tensor of torch, whose sizes cannot be compared with others."""
+    if getattr(x, "is_nested", False):
+        expected = "a tensor that is not nested: pass its values, and its offsets as cu_seqlens"
+        fail(op, name, expected, f"a nested tensor, layout {x.layout}")
+
+
 def check_begins(op: str, name: str, begins: list[int], packed: str, total: int) -> None:
     """Check where sequences begin in the packed tensor `packed`, which has `total` rows."""
     if begins[0] != 0:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ..core.checks import check_factor
 from ..core.paged import FP8, check_factors, check_scale_given
 from ..core.paged_calls import check_cache_dtype, check_converts, check_scale_array
-from .support import canonical, host_number, is_array, values_are_checked
+from .support import canonical, host_number, is_array, is_integer, values_are_checked
 
 
 class CacheScale(NamedTuple):
@@ -39,7 +39,8 @@ def checked_scale(op: str, name: str, scale: Any, dtype: Any, cache: tuple[int, 
     if not is_array(scale):
         return CacheScale(1.0 if scale is None else check_factor(op, name, scale), None)
     if scale.shape == ():
-        scale = jnp.broadcast_to(scale, cache[2:3])
+        number = scale.astype(jnp.float32) if is_integer(scale.dtype) else scale
+        scale = jnp.broadcast_to(number, cache[2:3])
     fits = bool(jnp.issubdtype(scale.dtype, jnp.floating))
     check_scale_array(op, name, scale.shape, cache, fits=fits, where="", got=f"{scale.dtype.name} {list(scale.shape)}")
     if scale.ndim == 1 and values_are_checked(scale):

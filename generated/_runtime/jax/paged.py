@@ -122,7 +122,8 @@ class CacheArguments:
             if not is_array(x):
                 fail(op, name, "a jax.Array", type(x).__name__)
         if values_in_keys is not None:
-            values_in_keys = columns_of_values(op, values_in_keys, v, k.shape[-1] if k.ndim else 0)
+            columns = host_number(op, "values_in_keys", values_in_keys)
+            values_in_keys = columns_of_values(op, columns, v, k.shape[-1] if k.ndim else 0)
             v = jax.ShapeDtypeStruct((*k.shape[:-1], values_in_keys), k.dtype)
         packed = pages.cu_seqlens_q is not None
         k_shape, v_shape = (_cache_shape(x, pages.page_layout) for x in (k, v))
@@ -143,7 +144,8 @@ class CacheArguments:
         given |= _tables(op, pages, kv_lengths, k_shape[1])
         if pages.max_seqlen_q is not None:
             longest = checks.check_int(op, "max_seqlen_q", host_number(op, "max_seqlen_q", pages.max_seqlen_q), 1)
-            check_longest(op, longest, _known_longest(given["cu_seqlens_q"]) if packed else most)
+            known = _known_longest(given["cu_seqlens_q"]) if packed else most
+            check_longest(op, longest, known, kv_lengths.shape[0], q.shape[0] if packed else 0)
             most = min(most, longest) if packed else most
         row_offset, row_offsets = _offset(op, pages.q_offset, kv_lengths.shape[0])
         if row_offsets is not None:
@@ -157,7 +159,7 @@ class CacheArguments:
             "scale": factor,
             "row_offset": row_offset,
             "most_queries": most,
-            "splits": check_splits(op, pages.splits),
+            "splits": check_splits(op, host_number(op, "splits", pages.splits)),
             "page_layout": pages.page_layout,
             "config": checked_paged_config(op, pages.config),
             "family": check_family(op, pages.family),

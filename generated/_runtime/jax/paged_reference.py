@@ -62,7 +62,7 @@ def _results(
 
     Shapes follow from the capacity of the page table, so that lengths may be traced. Caches may hold any values, NaN
     included, after a sequence's last key and at keys that no query attends to. A query that sees a page beyond the
-    cache has NaN.
+    cache has NaN, and so has one that is beyond the most queries of a sequence.
     """
     q = operands["q"]
     k = _filled(operands["k"].transpose(cache_axes))
@@ -130,8 +130,11 @@ def _results(
     if call.packed:
         total = q.shape[0]
         number = jnp.clip(sequence_of_rows(begins, total), 0, num_seqs - 1)
-        place = jnp.clip(jnp.arange(total) - begins[number], 0, most - 1)
+        place = jnp.arange(total) - begins[number]
+        is_beyond = place >= most
+        place = jnp.clip(place, 0, most - 1)
         o, lse = o[number, place], lse[number, :, place].T
+        o, lse = jnp.where(is_beyond[:, None, None], jnp.nan, o), jnp.where(is_beyond, jnp.nan, lse)
     return _in_layout(o, call), lse
 
 

@@ -17,7 +17,7 @@ from ..core.options import checked_options
 from ..core.pruning import GROUP, PRODUCT_ERROR, follow_rows
 from .call import Arguments
 from .sequences import SequenceArguments
-from .support import check_tensor
+from .support import check_tensor, host_number
 
 SUM_ERROR = 2.0**-13
 """An upper bound of the rounding error of sums of up to 2**19 numbers, in two steps, relative to the largest sum."""
@@ -43,7 +43,7 @@ def first_keys(
     Raises:
         ArgumentError: an argument of the wrong shape, dtype or value.
     """
-    log_share = math.log(check_prune(op, prune))
+    log_share = math.log(check_prune(op, host_number(op, "prune", prune)))
     check_unpruned(op, prune, getattr(q, "dtype", ""))
     options = checked_options(op, None, None, None)
     call = Arguments.checked(op, q, k, v, sequences, options, layout=layout, scale=scale)

@@ -276,6 +276,17 @@ def dropout_seed(op: str, dropout_p: float, seed: Any) -> Any:
     return jnp.asarray(seed)[::-1] & jnp.asarray([0xFFFFFFFF, 0x7FFFFFFF], jnp.uint32)
 
 
+def known_origin(origin: Any) -> Any:
+    """The `dropout_origin` of a call, with known numbers for arrays `[]` on the host, and int32 for other arrays."""
+    return tuple(map(_known_integer, origin)) if isinstance(origin, tuple) else origin
+
+
+def _known_integer(x: Any) -> Any:
+    if not is_array(x) or x.shape != () or not is_integer(x.dtype):
+        return x
+    return int(x) if values_are_checked(x) else x.astype(jnp.int32)
+
+
 def as_arrays(scalars: dict[str, Any]) -> tuple[dict[str, jax.Array], dict[str, Hashable]]:
     """A call's scalars, all as arrays if any is an array, else all as numbers: kernels load all of them or none.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core.checks import check_factor, fail, host_number
 from ..core.paged import FP8, CacheCall, check_factors, check_scale_given, score_factor
 from ..core.paged_calls import check_converts, check_scale_array
+from ..core.sequences import refuse_nested
 from .dispatch import values_are_checked
 from .transforms import refuse_tangents
 
@@ -40,6 +41,7 @@ def _scale(op: str, name: str, scale: Any, x: Tensor) -> tuple[float, Tensor | N
         scale = host_number(op, name, scale)
     if scale is None or not isinstance(scale, Tensor):
         return 1.0 if scale is None else check_factor(op, name, scale), None
+    refuse_nested(op, name, scale)
     heads = x.shape[2]
     if scale.dim() == 0:
         scale = scale.expand(heads)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import fail
+from ..core.sequences import refuse_nested
 from ..core.settings import INTERPRET
 from .dispatch import values_are_checked
 
@@ -48,9 +49,7 @@ def check_strided(op: str, name: str, x: Any) -> None:
     """Check that an argument is a tensor with strides."""
     if not isinstance(x, Tensor):
         fail(op, name, "a torch.Tensor", type(x).__name__)
-    if x.is_nested:
-        expected = "a tensor that is not nested: pass its values, and its offsets as cu_seqlens"
-        fail(op, name, expected, f"a nested tensor, layout {x.layout}")
+    refuse_nested(op, name, x)
     if x.layout != torch.strided:
         fail(op, name, f"layout {torch.strided}", x.layout)
 

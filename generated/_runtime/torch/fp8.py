@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core.checks import check_factor, fail
 from ..core.fp8 import FP8, check_ends_of_scale, check_head_dims, check_no_scales, check_takes_fp8, scale_text
+from ..core.sequences import refuse_nested
 from .backward import Run
 from .dispatch import values_are_checked
 from .dtypes import FP8_DTYPE
@@ -43,6 +44,7 @@ def scaled_run(
 def _scale(op: str, name: str, scale: Any, rows: int, heads: int, x: Tensor) -> Tensor:
     """A scale as float32 `[rows, heads]`, checked."""
     expected = scale_text(rows, heads, f" on {x.device}")
+    refuse_nested(op, name, scale)
     if isinstance(scale, Tensor) and scale.dim() == 0 and scale.device == x.device:
         scale = scale.expand(heads)
     if not isinstance(scale, Tensor):

@@ -21,6 +21,7 @@ from ..core.checks import (
     shown,
     sizes_text,
 )
+from ..core.sequences import refuse_nested
 from .dispatch import values_are_checked
 from .dtypes import FLOAT_DTYPES, FP8_DTYPE, as_integers, check_strided, in_dtype, is_autocast, is_integer
 from .replay import drawn_seed
@@ -121,6 +122,7 @@ def offset_number(op: str, q_offset: Any) -> int:
 
 def offset_tensor(op: str, q_offset: Tensor, count: int, device: torch.device) -> Tensor:
     """Offsets of so many batch rows or sequences, checked."""
+    refuse_nested(op, "q_offset", q_offset)
     if not is_integer(q_offset.dtype) or q_offset.shape != (count,) or q_offset.device != device:
         got = f"{q_offset.dtype} {list(q_offset.shape)} on {q_offset.device}"
         fail(op, "q_offset", f"an int, 'end' or an integer tensor [{count}] on {device}", got)

@@ -31,6 +31,7 @@ from ..core.paged_calls import paged_schedule as paged_schedule
 from ..core.paged_calls import plan_tables as plan_tables
 from ..core.paged_calls import refuse_pages as refuse_pages
 from ..core.paged_tiles import checked_paged_config
+from ..core.sequences import refuse_nested
 from ..core.settings import INTERPRET
 from .cache_values import FP8_DTYPES, dequantised
 from .devices import multiprocessors, paged_call_tiles
@@ -101,7 +102,9 @@ def check_caches(
     most = q.shape[0] if packed else q.shape[2]
     if max_seqlen_q is not None:
         longest = check_int(op, "max_seqlen_q", max_seqlen_q, 1)
-        check_longest(op, longest, _most_queries(most, cu_seqlens_q))
+        # A trace would make the comparison a condition of its dynamic sizes.
+        total = q.shape[0] if packed and not torch.compiler.is_compiling() else 0
+        check_longest(op, longest, _most_queries(most, cu_seqlens_q), num_seqs, total)
         most = min(most, longest) if packed else most
     if values_are_checked(kv_lengths):
         starts = None if page_starts is None else page_starts.tolist()
@@ -153,6 +156,7 @@ def _integers(
     """An int32 tensor; its rows may be apart in memory if it may be `strided`."""
     if not isinstance(x, Tensor):
         fail(op, name, f"an integer tensor {shape} on {device}", type(x).__name__)
+    refuse_nested(op, name, x)
     if not is_integer(x.dtype) or x.dim() != rank or x.device != device:
         got = f"{x.dtype} {list(x.shape)} on {x.device}"
         fail(op, name, f"an integer tensor {shape} on {device}", got)

@@ -26,6 +26,7 @@ from ..core.paged_decay import (
     decay_shapes_to_append,
     launch_sums,
 )
+from ..core.sequences import refuse_nested
 from ..core.settings import INTERPRET, require_triton
 from . import backend
 from .dispatch import launches_directly, values_are_checked
@@ -51,6 +52,7 @@ def check_without_base(op: str, g_base: Any) -> None:
 
 
 def _check_cache(op: str, name: str, x: Any, shape: tuple[int, ...], device: torch.device) -> None:
+    refuse_nested(op, name, x)
     is_tensor = isinstance(x, Tensor)
     fits = is_tensor and x.dtype == torch.float32 and x.device == device
     got = f"{x.dtype} {list(x.shape)} on {x.device}" if is_tensor else "nothing" if x is None else type(x).__name__
@@ -93,6 +95,7 @@ def append_decay(
     for name, x in {**needed, **others}.items():
         if not isinstance(x, Tensor) and (x is not None or name in needed):
             fail(APPEND, name, f"an integer tensor on {g.device}", type(x).__name__)
+        refuse_nested(APPEND, name, x)
     write = _append if launches_directly(g) else _append_operator
     write(g, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
     return g_cache, g_base

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..core.checks import fail
 from ..core.configs import next_power_of_2
 from ..core.paged import check_divisor, check_divisors, check_last_slot, check_token_scale
+from ..core.sequences import refuse_nested
 from .devices import interprets
 from .dispatch import launches_directly, runs_reference, values_are_checked
 from .dtypes import as_integers
@@ -101,6 +102,7 @@ def _scale(name: str, scale: Any, cache: Tensor) -> Tensor | None:
     heads, device = cache.shape[2], cache.device
     if scale is None:
         return None
+    refuse_nested(_OP, name, scale)
     if isinstance(scale, Tensor) and scale.dim() == 3:
         check_token_scale(name, tuple(scale.shape), tuple(cache.shape), cache.dtype.itemsize)
         if scale.dtype != torch.float32 or scale.device != device or not scale.is_contiguous():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import PACKED, check_padding_id, fail, shown
-from ..core.sequences import ByRow, TokenRows, breaks_rule, check_begins, fail_order
+from ..core.sequences import ByRow, TokenRows, breaks_rule, check_begins, fail_order, refuse_nested
 from .dispatch import launches_directly, values_are_checked
 from .dtypes import as_integers, is_integer
 from .inputs import check_offset_word, check_qkv, offset_number, offset_tensor, readable
@@ -60,6 +60,7 @@ def begins_of(op: str, name: str, cu_seqlens: Any, packed: str, x: Tensor) -> Te
     expected = f"an integer tensor [n + 1] on {x.device}"
     if not isinstance(cu_seqlens, Tensor):
         fail(op, name, expected, type(cu_seqlens).__name__)
+    refuse_nested(op, name, cu_seqlens)
     fits = is_integer(cu_seqlens.dtype) and cu_seqlens.dim() == 1 and cu_seqlens.shape[0] > 0
     if not fits or cu_seqlens.device != x.device:
         fail(op, name, expected, f"{cu_seqlens.dtype} {list(cu_seqlens.shape)} on {cu_seqlens.device}")
@@ -173,6 +174,7 @@ def int32_of(op: str, name: str, x: Any, shape: tuple[int, ...], device: torch.d
     expected = f"an integer tensor {list(shape)} on {device}"
     if not isinstance(x, Tensor):
         fail(op, name, expected, type(x).__name__)
+    refuse_nested(op, name, x)
     if not is_integer(x.dtype) or x.shape != shape or x.device != device:
         fail(op, name, expected, f"{x.dtype} {list(x.shape)} on {x.device}")
     cast = as_integers(op, name, x)
