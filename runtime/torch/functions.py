@@ -201,13 +201,16 @@ def operator_formulas(kernels: Any) -> tuple[Formula, Formula]:
         for tensor, reason in kernels.undeclared.items():
             if ctx.needs_input_grad[places[tensor]]:
                 refuse_gradient(kernels.op, tensor, reason)
-        ctx.num_tables = len(inputs[-1]) if kernels.has_tables else 0
+        if kernels.has_tables:
+            *others, tables = inputs
+            ctx.no_gradients = None if tables is None else [None] * len(tables)
+            inputs = (*others, tables or [])
         function.setup_context(ctx, inputs, outputs)
 
     def gradients(ctx: Any, *of_results: Tensor | None) -> tuple[Any, ...]:
         found: tuple[Any, ...] = function.backward(ctx, *of_results)
         # torch wants a list in the place of a list.
-        return (*found[:-1], [None] * ctx.num_tables) if kernels.has_tables else found
+        return (*found[:-1], ctx.no_gradients) if kernels.has_tables else found
 
     def refuse(_ctx: Any, *_: Any) -> Any:
         refuse_second_derivative(kernels.op)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from codegen.testing.golden import load_op
 from generated._runtime.core.settings import INTERPRET
+from generated.torch import causal, document
 from tests.support import transforms
 from tests.support.rendering import importable
 
@@ -190,3 +193,47 @@ def test_a_program_refuses_a_gradient_that_is_not_declared(package: Any, strict:
     module(x.clone().requires_grad_(), w).sum().backward()
     with pytest.raises(ValueError, match="biased: w: it requires grad, but"):
         module(x, w.requires_grad_())
+
+
+class Served(torch.nn.Module):
+    """A call of each kind whose operator takes a list, none of which has an element on the CPU."""
+
+    def forward(self, x: Tensor, ids: Tensor, ends: Tensor, table: Tensor, lengths: Tensor) -> Any:
+        packed = x[0].transpose(0, 1)
+        paged = {"page_table": table, "kv_lengths": lengths}
+        query, cache = x[:, :, :1], packed.unflatten(0, (-1, 3))
+        plan = causal.plan(query, cache, **paged)
+        return (
+            document(x, x, x, doc=ids),
+            causal(x, x, x, q_segment_ids=ids),
+            causal(packed, packed, packed, cu_seqlens_q=ends),
+            causal(query, cache, cache, **paged),
+            causal(query, cache, cache, **paged, schedule=plan),
+        )
+
+
+@pytest.mark.skipif(which("g++") is None, reason="AOTInductor needs a C++ compiler")
+def test_a_package_of_aotinductor_computes_what_the_model_does(tmp_path: Path) -> None:
+    def given(length: int) -> tuple[Tensor, ...]:
+        ids, table = torch.arange(length)[None] // 4, torch.arange(length // 3)[None]
+        integers = (ids, torch.tensor([0, 4, length]), table, torch.tensor([length - 1]))
+        return (torch.randn(1, 2, length, 16), *(x.to(torch.int32) for x in integers))
+
+    pages = torch.export.Dim("pages", min=2, max=64)
+    shapes = ({2: 3 * pages}, {1: 3 * pages}, None, {1: pages}, None)
+    program = torch.export.export(Served(), given(9), dynamic_shapes=shapes)
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "served.pt2"))
+    again = torch._inductor.aoti_load_package(package)
+    for length in (9, 33):
+        tensors = given(length)
+        torch.testing.assert_close(again(*tensors), Served()(*tensors))
+
+
+@pytest.mark.parametrize("tables", [[], None], ids=["an empty list", "none"])
+def test_operators_take_no_tables_in_either_form(tables: list[Tensor] | None) -> None:
+    x = torch.randn(1, 2, 9, 16, requires_grad=True)
+    ids = torch.arange(9, dtype=torch.int32)[None] // 4
+    o, _ = torch.ops.generated.document_fwd(x, x, x, ids, None, 0, 0.25, "plain", tables)
+    want = document(x, x, x, doc=ids)
+    assert torch.equal(o, want)
+    assert torch.equal(*(torch.autograd.grad(each.square().sum(), x)[0] for each in (o, want)))
