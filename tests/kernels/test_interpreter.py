@@ -1,11 +1,15 @@
-"""The caches and omissions of `tests.support.interpreter` change no result of Triton's interpreter."""
+"""Triton's interpreter: the caches and omissions of `tests.support.interpreter` change no result, nor do threads."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
+from generated.torch import causal
 from tests.support.cases import INTERPRET
+from tests.support.fresh import python
 
 pytest.importorskip("triton")
 
@@ -117,3 +121,54 @@ def test_numbers_that_a_type_cannot_hold_are_refused() -> None:
 
     with pytest.raises(Exception, match="out of range for type int32"):
         added[(1,)](torch.zeros(1, dtype=torch.int32))
+
+
+def test_kernels_of_several_threads_do_not_meet() -> None:
+    x = torch.randn(1, 2, 20, 16)
+
+    def gradient(_: int) -> torch.Tensor:
+        q = x.clone().requires_grad_()
+        causal(q, x, x).square().sum().backward()
+        assert q.grad is not None
+        return q.grad
+
+    want = gradient(0)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(gradient, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    for got in found:
+        assert torch.equal(got, want)
+
+
+FORKED = """
+import os, signal, threading, torch
+from generated.torch import causal
+
+x = torch.randn(1, 2, 20, 16)
+want, ended = causal(x, x, x), threading.Event()
+
+def compute():
+    while not ended.is_set():
+        causal(x, x, x)
+
+thread = threading.Thread(target=compute)
+thread.start()
+children = []
+for _ in range(5):
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        os._exit(not torch.equal(causal(x, x, x), want))
+    children.append(child)
+print([os.waitpid(child, 0)[1] for child in children])
+ended.set()
+thread.join()
+"""
+
+
+def test_a_process_may_be_forked_while_another_thread_runs_a_kernel() -> None:
+    assert python(FORKED, interpret=True) == "[0, 0, 0, 0, 0]\n"
