@@ -53,7 +53,7 @@ def signature_of(parameters: Sequence[str], types: Mapping[str, Any] | None = No
 
 def _run_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
     kernels = KERNELS.of(name)
-    run: Run = kernels.forward if launches_directly(q) else kernels.forward_op
+    run: Run = kernels.forward if launches_directly(q, *args) else kernels.forward_op
     return run(q, *args)
 
 
@@ -64,13 +64,14 @@ def _run_scaled_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
             if isinstance(x, Tensor) and x.requires_grad:
                 expected = f"a tensor without gradient: calls of {q.dtype} have none"
                 fail(kernels.op, parameter, expected, "one that requires grad")
-    run: Run = kernels.scaled_forward if launches_directly(q) else kernels.scaled_forward_op
+    run: Run = kernels.scaled_forward if launches_directly(q, *args) else kernels.scaled_forward_op
     return run(q, *args)
 
 
 def _run_backward(name: str, do: Tensor, dlse: Tensor | None, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
     kernels = KERNELS.of(name)
-    run: Run = kernels.backward if launches_directly(q) and not are_mapped(do, dlse) else kernels.backward_op
+    is_direct = launches_directly(do, dlse, q, *args) and not are_mapped(do, dlse)
+    run: Run = kernels.backward if is_direct else kernels.backward_op
     return run(do, dlse, q, *args)
 
 
