@@ -110,6 +110,9 @@ class Server:
         self.mixed_steps = self.decode_steps = 0
 
     def add(self, request: Request) -> None:
+        if not request.prompt or request.new_tokens < 1:
+            got = f"{len(request.prompt)} and {request.new_tokens}"
+            raise ValueError(f"expected a prompt of at least one token, and at least one new token, got {got}")
         most = min(self.most_pages, self.pages)
         if self._pages(request) > most:
             raise MemoryError(f"expected a request of at most {most} pages, got one of {self._pages(request)}")

@@ -115,6 +115,18 @@ def test_any_variant_is_served(variant: str) -> None:
         server.add(Request([1] * 50, 6))
 
 
+@pytest.mark.parametrize(("prompt", "new_tokens"), [([], 3), ([1, 2], 0)])
+def test_a_request_without_tokens_is_refused(prompt: list[int], new_tokens: int) -> None:
+    from examples.serve import TINY, Model, Request, Server
+
+    server = Server(
+        Model(TINY, "causal"), pages=4, page_size=8, longest=32, batch_tokens=8, most_running=2, graphs=False
+    )
+    with pytest.raises(ValueError, match="expected a prompt of at least one token, and at least one new token"):
+        server.add(Request(prompt, new_tokens))
+    assert server.run() == []
+
+
 def test_a_kernel_compiles_through_jax_triton() -> None:
     """Lowering needs no GPU: the custom call holds the machine code."""
     reason = "jax-triton is an optional extra, and imports only beside JAX's CUDA plugin"
