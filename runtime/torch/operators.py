@@ -38,7 +38,10 @@ def namespace_of(package: str) -> str:
 
 
 def register_when_read(package: str, variants: Sequence[str]) -> None:
-    """Make `torch.ops.<package>` import the module that defines an operator when the operator is first read."""
+    """Make `torch.ops.<package>` import the module that defines an operator when the operator is first read.
+
+    Raises ImportError if another package has the same namespace, as `model.attention` and `model_attention` would.
+    """
     modules = {
         f"{variant}{mode}_{name}": f"{package}.{variant}.torch_op"
         for variant in variants
@@ -46,20 +49,28 @@ def register_when_read(package: str, variants: Sequence[str]) -> None:
         for name in names
     }
     modules |= {"append": f"{package}._runtime.torch.paging", "append_decay": f"{package}._runtime.torch.paged_decay"}
-    namespace: Any = getattr(torch.ops, namespace_of(package))
+    name = namespace_of(package)
+    namespace: Any = getattr(torch.ops, name)
     kind = type(namespace)
+    owner = getattr(kind, "owner_of_operators", package)
+    if owner != package and name == package.replace(".", "_"):
+        raise ImportError(
+            f"{package}: the operators of the package {owner} are torch.ops.{name}, too; rename one of both"
+        )
 
     class LazyOperators(kind):  # type: ignore[misc, valid-type]
         """A namespace of operators that are registered when they are first read."""
 
         # torch saves an operator under the module that is named here.
         __module__ = kind.__module__
+        owner_of_operators: str
 
         def __getattr__(self, name: str) -> Any:
             if name in modules:
                 importlib.import_module(modules[name])
             return super().__getattr__(name)
 
+    LazyOperators.owner_of_operators = package
     namespace.__class__ = LazyOperators
 
 

@@ -242,6 +242,26 @@ print(first.__module__, second.__module__)
     assert warm_python(code, tmp_path) == f"generated.{SIMPLE}.torch_op vendored.{SIMPLE}.torch_op\n"
 
 
+def test_two_packages_whose_operators_have_one_name_are_refused(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(GENERATED, tmp_path / "model" / "attention", ignore=ignored)
+    shutil.copytree(GENERATED, tmp_path / "model_attention", ignore=ignored)
+    code = """
+import sys, model.attention.torch
+try:
+    import model_attention.torch
+except ImportError as error:
+    print(error)
+for name in [name for name in sys.modules if name.startswith("model")]:
+    del sys.modules[name]
+import model.attention.torch
+"""
+    assert warm_python(code, tmp_path) == (
+        "model_attention: the operators of the package model.attention are torch.ops.model_attention, too; rename one "
+        "of both\n"
+    )
+
+
 def test_the_reference_needs_no_triton() -> None:
     """If Triton is not installed, the ops can be imported, and compute on the CPU."""
     code = f"""
