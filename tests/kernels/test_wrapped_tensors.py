@@ -29,16 +29,14 @@ class Wrapped(Tensor):
     @staticmethod
     def __new__(cls, inside: Tensor) -> Wrapped:
         looks: dict[str, Any] = {"dtype": inside.dtype, "device": inside.device, "requires_grad": inside.requires_grad}
-        made = Tensor._make_wrapper_subclass(cls, inside.shape, strides=inside.stride(), **looks)  # type: ignore[attr-defined]
+        made = Tensor._make_wrapper_subclass(cls, inside.shape, strides=inside.stride(), **looks)
         made.inside = inside
-        return made  # type: ignore[no-any-return]
+        return made
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         del types
-        found = func(*tree_map(_inside, args), **tree_map(_inside, dict(kwargs or {})))
+        found = func(*tree_map(_inside, args), **tree_map(_inside, kwargs or {}))
         return cls(found) if func.is_view else found
 
 
@@ -83,7 +81,7 @@ def test_wrapped_tokens_are_written(wrapped: str) -> None:
     new = tokens | {"slots": torch.arange(1, TOKENS + 1, dtype=torch.int32, device=DEVICE)}
     want, got = (torch.zeros(2, 4, 4, *tokens["k"].shape[1:], device=DEVICE) for _ in range(2))
     for caches, given in ((want, new), (got, new | {wrapped: Wrapped(new[wrapped])})):
-        paging.append(given["k"], given["v"], *caches, given["slots"])
+        paging.append(given["k"], given["v"], caches[0], caches[1], given["slots"])
     assert torch.equal(got, want)
     paged = {"page_table": torch.arange(4, dtype=torch.int32)[None], "kv_lengths": torch.tensor([TOKENS])}
     paged = {name: x.to(DEVICE) for name, x in paged.items()}

@@ -117,7 +117,7 @@ def test_any_variant_is_served(variant: str) -> None:
 
 @pytest.mark.parametrize(("prompt", "new_tokens"), [([], 3), ([1, 2], 0)])
 def test_a_request_without_tokens_is_refused(prompt: list[int], new_tokens: int) -> None:
-    from examples.serve import TINY, Model, Request, Server
+    from examples.serve import TINY, Request, Server
 
     server = Server(
         Model(TINY, "causal"), pages=4, page_size=8, longest=32, batch_tokens=8, most_running=2, graphs=False
