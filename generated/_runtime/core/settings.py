@@ -3,9 +3,19 @@
 
 import importlib.util
 import os
+from threading import Lock
 
 # Triton reads the variable when a kernel is defined, so it cannot change later either.
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+INTERPRETER = Lock()
+"""Held while Triton's interpreter runs a kernel: it replaces functions of Triton's language, for all threads."""
+
+if INTERPRET and hasattr(os, "register_at_fork"):
+    # No kernel runs in a process that begins.
+    os.register_at_fork(
+        before=INTERPRETER.acquire, after_in_parent=INTERPRETER.release, after_in_child=INTERPRETER.release
+    )
 
 # The plain reference needs no Triton: models can be tested on systems for which Triton does not exist.
 HAS_TRITON = importlib.util.find_spec("triton") is not None

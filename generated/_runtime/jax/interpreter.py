@@ -2,16 +2,13 @@
 """Launches in Triton's interpreter, for tests without a GPU: callbacks that work on numpy arrays."""
 
 from collections.abc import Sequence
-from threading import Lock
 from typing import Any
 
 import jax
 import numpy as np
 
+from ..core.settings import INTERPRETER
 from .tensor import Tensor
-
-# The interpreter patches Triton's language while it runs; XLA may call back from several threads.
-_LOCK = Lock()
 
 
 class _Storage:
@@ -78,7 +75,7 @@ def interpreted(
         arrays = {id(x): np.ascontiguousarray(value) for x, value in zip(read, values, strict=True)}
         arrays |= {id(x): _poisoned(x) for x in filled} | {id(x): arrays[id(x)].copy() for x in changed}
         bound = [_Pointer(arrays[id(x)], x.element) if isinstance(x, Tensor) else x for x in args]
-        with _LOCK:
+        with INTERPRETER:
             kernel[grid](*bound, **options)
         return [arrays[id(x)] for x in (*filled, *changed)]
 

@@ -237,15 +237,15 @@ class Kernels:
         if "decay" in self.results:
             given["decay"] = self._decay(given, args)
         given |= {flag: name in wanted for name, flag in self.flags.items()}
-        run = self.backward if launches_directly(q) else self.backward_op
-        found = run(*(given[name] for name in self.backward_parameters))
+        passed = [given[name] for name in self.backward_parameters]
+        found = (self.backward if launches_directly(*passed) else self.backward_op)(*passed)
         names = ("q", "k", "v", *self.gradients)
         return {name: x for name, x in zip(names, found, strict=True) if name in ("q", "k", "v", *wanted)}
 
     def _decay(self, given: Mapping[str, Any], args: Sequence[Any]) -> Tensor:
         """The running sum of a log-decay, as the forward computes it."""
         q = given["q"]
-        if not launches_directly(q):
+        if not launches_directly(*args):
             found: Tensor = self.forward_op(*args)[2]
             return found
         rows = self._as_rows({"q": q})["q"]

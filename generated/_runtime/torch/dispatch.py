@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides what computes a call: the plain reference, kernels that are launched at once, or a custom operator."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,11 +21,19 @@ def runs_reference(q: Tensor) -> bool:
     return False
 
 
-def launches_directly(q: Tensor) -> bool:
-    """Whether kernels can be launched at once. Traced, fake and wrapped tensors go through the custom operator."""
-    plain = type(q) is Tensor or type(q) is torch.nn.Parameter
-    is_traced = torch.compiler.is_compiling() or torch._C._is_tracing()
-    return plain and not is_traced and torch._C._len_torch_dispatch_stack() == is_recording()
+def launches_directly(*given: Any) -> bool:
+    """Whether kernels with these arguments can be launched at once.
+
+    If a tensor is traced, fake or wrapped, such as one that a collective has not filled yet, the custom operator is
+    called: PyTorch finds what is inside of its arguments.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._len_torch_dispatch_stack() != is_recording()
+    ):
+        return False
+    return all(type(x) is Tensor or type(x) is torch.nn.Parameter for x in given if isinstance(x, Tensor))
 
 
 def has_values(x: Tensor) -> bool:

@@ -54,7 +54,7 @@ def signature_of(parameters: Sequence[str], types: Mapping[str, Any] | None = No
 
 def _run_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
     kernels = KERNELS.of(name)
-    run: Run = kernels.forward if launches_directly(q) else kernels.forward_op
+    run: Run = kernels.forward if launches_directly(q, *args) else kernels.forward_op
     return run(q, *args)
 
 
@@ -65,13 +65,14 @@ def _run_scaled_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
             if isinstance(x, Tensor) and x.requires_grad:
                 expected = f"a tensor without gradient: calls of {q.dtype} have none"
                 fail(kernels.op, parameter, expected, "one that requires grad")
-    run: Run = kernels.scaled_forward if launches_directly(q) else kernels.scaled_forward_op
+    run: Run = kernels.scaled_forward if launches_directly(q, *args) else kernels.scaled_forward_op
     return run(q, *args)
 
 
 def _run_backward(name: str, do: Tensor, dlse: Tensor | None, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
     kernels = KERNELS.of(name)
-    run: Run = kernels.backward if launches_directly(q) and not are_mapped(do, dlse) else kernels.backward_op
+    is_direct = launches_directly(do, dlse, q, *args) and not are_mapped(do, dlse)
+    run: Run = kernels.backward if is_direct else kernels.backward_op
     return run(do, dlse, q, *args)
 
 
@@ -202,13 +203,16 @@ def operator_formulas(kernels: Any) -> tuple[Formula, Formula]:
         for tensor, reason in kernels.undeclared.items():
             if ctx.needs_input_grad[places[tensor]]:
                 refuse_gradient(kernels.op, tensor, reason)
-        ctx.num_tables = len(inputs[-1]) if kernels.has_tables else 0
+        if kernels.has_tables:
+            *others, tables = inputs
+            ctx.no_gradients = None if tables is None else [None] * len(tables)
+            inputs = (*others, tables or [])
         function.setup_context(ctx, inputs, outputs)
 
     def gradients(ctx: Any, *of_results: Tensor | None) -> tuple[Any, ...]:
         found: tuple[Any, ...] = function.backward(ctx, *of_results)
         # torch wants a list in the place of a list.
-        return (*found[:-1], [None] * ctx.num_tables) if kernels.has_tables else found
+        return (*found[:-1], ctx.no_gradients) if kernels.has_tables else found
 
     def refuse(_ctx: Any, *_: Any) -> Any:
         refuse_second_derivative(kernels.op)

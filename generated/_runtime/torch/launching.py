@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..core.compiling import COMPILER_OPTIONS, hash_kernel
-from ..core.settings import DEBUG, HAS_TRITON, INTERPRET
+from ..core.settings import DEBUG, HAS_TRITON, INTERPRET, INTERPRETER
 
 # Replay is enabled for these versions, in which a compiled kernel is run with the same arguments. AMD's kernels are
 # also specialised on the size of a tensor's memory, which the key of a call does not contain. In debug mode each call
@@ -84,7 +84,10 @@ def launch(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **constants:
         return
     hash_kernel(kernel)
     device = next(x.device for x in args if isinstance(x, Tensor))
-    if device.type == "cpu" or device.index == torch.cuda.current_device():
+    if INTERPRET:
+        with INTERPRETER:
+            compiled = kernel[grid](*args, **constants)
+    elif device.type == "cpu" or device.index == torch.cuda.current_device():
         compiled = kernel[grid](*args, **constants)
     else:
         with torch.cuda.device(device):

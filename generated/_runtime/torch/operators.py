@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+_LISTS = (list[int], list[Tensor])
+
 _OWN = ("fwd", "bwd", "fp8")
 MODES = {"": _OWN, "_packed": _OWN, "_segmented": _OWN, "_paged": ("fwd", "plan")}
 """What a mode of calls adds to the name of an operator, and which operators it has."""
@@ -37,7 +39,10 @@ def namespace_of(package: str) -> str:
 
 
 def register_when_read(package: str, variants: Sequence[str]) -> None:
-    """Make `torch.ops.<package>` import the module that defines an operator when the operator is first read."""
+    """Make `torch.ops.<package>` import the module that defines an operator when the operator is first read.
+
+    Raises ImportError if another package has the same namespace, as `model.attention` and `model_attention` would.
+    """
     modules = {
         f"{variant}{mode}_{name}": f"{package}.{variant}.torch_op"
         for variant in variants
@@ -45,20 +50,28 @@ def register_when_read(package: str, variants: Sequence[str]) -> None:
         for name in names
     }
     modules |= {"append": f"{package}._runtime.torch.paging", "append_decay": f"{package}._runtime.torch.paged_decay"}
-    namespace: Any = getattr(torch.ops, namespace_of(package))
+    name = namespace_of(package)
+    namespace: Any = getattr(torch.ops, name)
     kind = type(namespace)
+    owner = getattr(kind, "owner_of_operators", package)
+    if owner != package and name == package.replace(".", "_"):
+        raise ImportError(
+            f"{package}: the operators of the package {owner} are torch.ops.{name}, too; rename one of both"
+        )
 
     class LazyOperators(kind):  # type: ignore[misc, valid-type]
         """A namespace of operators that are registered when they are first read."""
 
         # torch saves an operator under the module that is named here.
         __module__ = kind.__module__
+        owner_of_operators: str
 
         def __getattr__(self, name: str) -> Any:
             if name in modules:
                 importlib.import_module(modules[name])
             return super().__getattr__(name)
 
+    LazyOperators.owner_of_operators = package
     namespace.__class__ = LazyOperators
 
 
@@ -96,9 +109,10 @@ def register_operator(
 
     `fake` allocates what `launch` returns. `vmap(operator, size, in_dims, args)` is the operator's rule for
     `torch.func.vmap`; it is not needed inside an autograd function, which has its own rule. `formula` is used outside
-    of an autograd function only. An operator cannot take `CallOptions`, so they are passed as their text.
+    of an autograd function only; a list in its inputs may be None. An operator cannot take `CallOptions`, so they are
+    passed as their text. Nor can one that an AOTInductor package calls take an empty list, so that is passed as None.
     """
-    from torch.library import custom_op
+    from torch.library import custom_op, infer_schema
 
     from ..core.options import CallOptions
     from .plain import recording_gradients
@@ -106,23 +120,29 @@ def register_operator(
 
     names, op = [*signature.parameters], name.partition("::")[2].rpartition("_")[0]
     places = [place for place, each in enumerate(signature.parameters) if each == "options"]
+    lists = [place for place, each in enumerate(signature.parameters.values()) if each.annotation in _LISTS]
 
     def parsed(args: Sequence[Any]) -> tuple[Any, ...]:
         return tuple([CallOptions.parsed(x) if place in places else x for place, x in enumerate(args)])
+
+    def taken(args: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple([[] if x is None and place in lists else x for place, x in enumerate(parsed(args))])
 
     def run(*args: Any) -> Any:
         # A graph was traced without derivatives in forward mode, but a call of it may have some.
         if forward_ad._current_level >= 0:
             with recording_gradients():
                 refuse_tangents(op, **{each: x for each, x in zip(names, args, strict=True) if isinstance(x, Tensor)})
-        return launch(*parsed(args))
+        return launch(*taken(args))
 
     def allocate(*args: Any) -> Any:
-        return fake(*parsed(args))
+        return fake(*taken(args))
 
     parameters = [x.replace(annotation=str) if x.name == "options" else x for x in signature.parameters.values()]
     run.__dict__["__signature__"] = signature.replace(parameters=parameters)
-    registered = custom_op(name, run, mutates_args=())
+    # No annotation says that a list of tensors may be None.
+    schema = infer_schema(run, mutates_args=()).replace("[] ", "[]? ")
+    registered = custom_op(name, run, mutates_args=(), schema=schema)
     registered.register_fake(allocate)
     if formula is not None:
         setup, gradients = formula
@@ -133,7 +153,12 @@ def register_operator(
     if vmap is not None:
         registered.register_vmap(lambda info, in_dims, *args: vmap(registered, info.batch_size, in_dims, args))
 
+    def passed(place: int, x: Any) -> Any:
+        if place in places:
+            return x.text
+        return (x or None) if place in lists else x
+
     def call(*args: Any) -> Any:
-        return registered(*(x.text if place in places else x for place, x in enumerate(args)))
+        return registered(*(passed(place, x) for place, x in enumerate(args)))
 
     return call

@@ -96,8 +96,8 @@ def append_decay(
         if not isinstance(x, Tensor) and (x is not None or name in needed):
             fail(APPEND, name, f"an integer tensor on {g.device}", type(x).__name__)
         refuse_nested(APPEND, name, x)
-    write = _append if launches_directly(g) else _append_operator
-    write(g, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
+    passed = (g, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
+    (_append if launches_directly(*passed) else _append_operator)(*passed)
     return g_cache, g_base
 
 

@@ -97,7 +97,7 @@ class PagedKernels:
         tables = [] if schedule is None else plan_tables(self.op, schedule, call, self._scalars(self.own, own))
         if call.q.is_meta:
             return call.results(backend)
-        if _launches_directly(call):
+        if _launches_directly(call, own):
             return self._forward(with_classes(self.op, call), tables, own)
         found: tuple[Tensor, Tensor] = self.forward_op(*_given(call), tables, *own)
         return found
@@ -107,7 +107,7 @@ class PagedKernels:
         scalars = self._scalars(self.bounds, bounds)
         if call.q.is_meta:
             return paged_schedule(self.op, call, scalars, [])
-        if _launches_directly(call):
+        if _launches_directly(call, bounds):
             return paged_schedule(self.op, call, scalars, self._plan(with_classes(self.op, call), bounds))
         return paged_schedule(self.op, call, scalars, self.plan_op(*_given(call), *bounds))
 
@@ -240,12 +240,12 @@ def _signature(types: Mapping[str, Any], result: Any) -> Signature:
     return Signature([Parameter(name, kind, annotation=x) for name, x in types.items()], return_annotation=result)
 
 
-def _launches_directly(call: CacheCall) -> bool:
+def _launches_directly(call: CacheCall, own: Sequence[Any]) -> bool:
     """Whether kernels can be launched at once.
 
     A transform of `torch.func` may wrap any tensor of the call, so that only the custom operator finds its values.
     """
-    return launches_directly(call.q) and not torch._C._are_functorch_transforms_active()
+    return launches_directly(*call, *own) and not torch._C._are_functorch_transforms_active()
 
 
 def _in_dims(x: Any, dims: Own) -> Any:

@@ -29,8 +29,8 @@ def append(
     if v_cache is not None and k_scale is not None and not isinstance(k_scale, Tensor) and k_scale == v_scale:
         # Values inside keys need the scale of the keys, not an equal one: no call compares tensors on a GPU.
         scales[1] = scales[0]
-    write = _append if launches_directly(k) else _append_operator
-    write(k, v, k_cache, v_cache, slots, *scales)
+    passed: tuple[Any, ...] = (k, v, k_cache, v_cache, slots, *scales)
+    (_append if launches_directly(*passed) else _append_operator)(*passed)
     return k_cache, v_cache, *(scale for scale in scales if scale is not None and scale.dim() == 3)
 
 
