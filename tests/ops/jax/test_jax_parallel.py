@@ -233,7 +233,8 @@ def packed_sequences(variant: str, strategy: str) -> None:
     compare(jax.jit(jax.grad(several))(trained), jax.grad(one)(trained))
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("gather", 4), ("heads", 4)])
+# Over heads only what query heads of one key head give is added up, as in a call of one device.
+@pytest.mark.parametrize(("strategy", "ranks"), [("gather", 4), pytest.param("heads", 4, marks=pytest.mark.full)])
 def test_gradients_are_as_exact_as_those_of_one_call(strategy: str, ranks: int) -> None:
     """The mean error in bfloat16 is at most 1.1 times that of one call: parts are added up in float32."""
     op = load("alibi")

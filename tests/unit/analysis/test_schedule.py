@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -78,27 +80,33 @@ def test_nothing_wrong_is_proven_of_a_random_mask(text: str, grid: Grid) -> None
     check(mask, grid)
 
 
-# Masks on which an earlier analysis was wrong, or on which errors are likely; `x` is NaN or an infinity in turn.
-@pytest.mark.parametrize("size", [-5, 0, 1, 7])
-@pytest.mark.parametrize("x", FLOATS)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "weight[h, kv_idx] >= cap",
-        "weight[h, kv_idx] <= -cap",
-        "not weight[h, kv_idx] < cap",
-        "weight[h, kv_idx] != weight[h, q_idx]",
-        "weight[h, q_idx] - weight[h, kv_idx] <= cap",
-        "abs(weight[h, q_idx] - weight[h, kv_idx]) >= 0",
-        "max(weight[h, q_idx] - weight[h, kv_idx], 0.5) >= 0",
-        "weight[h, q_idx] < max(weight[h, q_idx] * weight[h, q_idx] + level[h], q_idx)",
-        "cap <= min(max(level[h], weight[h, q_idx] * level[h]), q_idx)",
-        "where(q_idx > 9, weight[h, kv_idx] + cap, 0.5) - where(kv_idx > 4, level[h] + weight[h, q_idx], 0) <= cap",
-        "q_idx // (abs(size) + 1) == kv_idx // (abs(size) + 1)",
-        "(q_idx - kv_idx) % (-1 - abs(size)) == 0",
-        "size * q_idx >= kv_idx",
-    ],
-)
+# Masks on which an earlier analysis was wrong, or on which errors are likely.
+ODD_MASKS = [
+    "weight[h, kv_idx] >= cap",
+    "weight[h, kv_idx] <= -cap",
+    "not weight[h, kv_idx] < cap",
+    "weight[h, kv_idx] != weight[h, q_idx]",
+    "weight[h, q_idx] - weight[h, kv_idx] <= cap",
+    "abs(weight[h, q_idx] - weight[h, kv_idx]) >= 0",
+    "max(weight[h, q_idx] - weight[h, kv_idx], 0.5) >= 0",
+    "weight[h, q_idx] < max(weight[h, q_idx] * weight[h, q_idx] + level[h], q_idx)",
+    "cap <= min(max(level[h], weight[h, q_idx] * level[h]), q_idx)",
+    "where(q_idx > 9, weight[h, kv_idx] + cap, 0.5) - where(kv_idx > 4, level[h] + weight[h, q_idx], 0) <= cap",
+    "q_idx // (abs(size) + 1) == kv_idx // (abs(size) + 1)",
+    "(q_idx - kv_idx) % (-1 - abs(size)) == 0",
+    "size * q_idx >= kv_idx",
+]
+
+
+def odd_masks() -> Iterator[tuple[str, float, int]]:
+    """Each mask with each number that it reads: `x`, elements that are NaN or an infinity in turn, and `size`."""
+    for text in ODD_MASKS:
+        xs = FLOATS if "weight" in text or "level" in text else FLOATS[:1]
+        for x, size in product(xs, (-5, 0, 1, 7) if "size" in text else (1,)):
+            yield text, x, size
+
+
+@pytest.mark.parametrize(("text", "x", "size"), list(odd_masks()))
 def test_nothing_wrong_is_proven_of_a_nan_an_infinity_or_a_negative_scalar(text: str, x: float, size: int) -> None:
     weight = np.linspace(-2, 2, 4 * 30).reshape(4, 30).astype(np.float32)
     weight[:, 7] = x
