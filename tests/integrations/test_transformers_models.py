@@ -135,7 +135,7 @@ CALLS = {
 
 
 def compiled_calls() -> Iterator[Any]:
-    """Every model with every call. Without --full, one model of each kind runs one call, another for each kind.
+    """Every model with every call. Without --full, one model of each kind with one call; the calls take turns.
 
     Models of one kind have the same settings in `tiny_models`: they differ in what is not attention. The tests above
     compare each of them with eager attention. A trace takes over a second, so without --full not all models run.

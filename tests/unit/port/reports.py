@@ -1,10 +1,19 @@
-"""What a report of `codegen port` says about entries."""
+"""Reports of `codegen port` for files that tests write, and what they say about entries."""
 
 from __future__ import annotations
 
 import re
+import textwrap
+from pathlib import Path
 
-from codegen.port.command import Report
+from codegen.port.command import Report, port
+
+
+def port_text(folder: Path, source: str) -> Report:
+    """The report of a file in `folder` that has this text, whose indentation is removed."""
+    path = folder / "mods.py"
+    path.write_text(textwrap.dedent(source))
+    return port(path)
 
 
 def formulas(report: Report) -> dict[str, str]:

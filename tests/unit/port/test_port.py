@@ -6,7 +6,6 @@ import importlib.util
 import re
 import shutil
 import sys
-import textwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,10 +18,11 @@ from torch import Tensor
 from codegen.cli.main import main
 from codegen.ir.evaluate import evaluate
 from codegen.load.spec_file import load
-from codegen.port.command import Report, port
+from codegen.port.command import port
 from codegen.spec.model import Spec, Variant
 from codegen.util.errors import CodegenError
 from tests.support.paths import ROOT
+from tests.unit.port.reports import port_text
 
 FILE = Path(__file__).parent / "flex_mods_file.py"
 BATCH, HEADS, LENGTH = 2, 4, 120
@@ -162,7 +162,7 @@ def test_tensors_and_scalars_are_declared_as_they_are_used(ported: Spec) -> None
 
 
 def test_a_trained_tensor_and_a_negative_index_are_noted(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         bias = torch.nn.Parameter(torch.zeros(8, 64))
@@ -203,7 +203,7 @@ BAD = {
 @pytest.mark.parametrize("reason", BAD)
 def test_what_has_no_counterpart_gets_one_line(reason: str, tmp_path: Path) -> None:
     body = "".join(f"            {line}\n" for line in BAD[reason].splitlines())
-    report = _port(tmp_path, f"        def mod(score, b, h, q_idx, kv_idx):\n{body}")
+    report = port_text(tmp_path, f"        def mod(score, b, h, q_idx, kv_idx):\n{body}")
     assert len(report.failures) == 1, report.failures
     assert reason in report.failures[0]
     assert report.failures[0].startswith(str(tmp_path / "mods.py"))
@@ -211,7 +211,7 @@ def test_what_has_no_counterpart_gets_one_line(reason: str, tmp_path: Path) -> N
 
 
 def test_several_problems_of_one_mod_are_all_reported(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def mod(score, b, h, q_idx, kv_idx):
@@ -226,14 +226,14 @@ def test_several_problems_of_one_mod_are_all_reported(tmp_path: Path) -> None:
 def test_values_and_calls_that_fan_out_end_soon(tmp_path: Path) -> None:
     doubled = "".join("            score = score + score\n" for _ in range(60))
     calls = "".join(f"def f{i}(x):\n    x.a()\n    f{i + 1}(x)\n    return f{i + 1}(x)\n" for i in range(30))
-    report = _port(tmp_path, f"        def mod(score, b, h, q_idx, kv_idx):\n{doubled}            return score\n")
+    report = port_text(tmp_path, f"        def mod(score, b, h, q_idx, kv_idx):\n{doubled}            return score\n")
     assert len(report.failures) == 1
     assert "takes more operations" in report.failures[0]
-    assert _port(tmp_path, f"m = lambda b, h, q_idx, kv_idx: q_idx >= kv_idx\n{calls}").ported == ("m",)
+    assert port_text(tmp_path, f"m = lambda b, h, q_idx, kv_idx: q_idx >= kv_idx\n{calls}").ported == ("m",)
 
 
 def test_an_assertion_is_noted_and_chained_indices_are_one(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def mod(b, h, q_idx, kv_idx):
@@ -247,7 +247,7 @@ def test_an_assertion_is_noted_and_chained_indices_are_one(tmp_path: Path) -> No
 
 
 def test_constants_decide_branches_and_others_give_two_entries(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def make(kind):
@@ -273,7 +273,7 @@ def test_constants_decide_branches_and_others_give_two_entries(tmp_path: Path) -
 
 
 def test_a_call_of_flex_attention_pairs_what_it_uses(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         class Attention(torch.nn.Module):
@@ -292,7 +292,7 @@ def test_a_call_of_flex_attention_pairs_what_it_uses(tmp_path: Path) -> None:
 
 
 def test_a_method_may_be_a_mod(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         class Attention(torch.nn.Module):
@@ -313,7 +313,7 @@ def test_a_method_may_be_a_mod(tmp_path: Path) -> None:
 
 
 def test_names_of_the_library_are_changed(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def mod(b, h, q_idx, kv_idx):
@@ -326,7 +326,7 @@ def test_names_of_the_library_are_changed(tmp_path: Path) -> None:
 
 def test_the_file_is_never_run(tmp_path: Path) -> None:
     source = "import sys\nsys.exit(9)\nraise SystemExit\nm = lambda b, h, q_idx, kv_idx: q_idx >= kv_idx\n"
-    assert _port(tmp_path, source).ported == ("m",)
+    assert port_text(tmp_path, source).ported == ("m",)
     assert "mods" not in sys.modules
 
 
@@ -380,9 +380,3 @@ def test_the_how_to_page_shows_what_port_prints(tmp_path: Path) -> None:
     (entry,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     (tmp_path / "mods.py").write_text(source)
     assert port(tmp_path / "mods.py", ["make_document+make_softcap"]).text == entry
-
-
-def _port(folder: Path, source: str) -> Report:
-    path = folder / "mods.py"
-    path.write_text(textwrap.dedent(source))
-    return port(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -13,8 +12,7 @@ import torch
 
 from codegen.ir.evaluate import evaluate
 from codegen.load.spec_file import load
-from codegen.port.command import Report, port
-from tests.unit.port.reports import formulas
+from tests.unit.port.reports import formulas, port_text
 
 HEAD = """\
 from torch.nn.attention.flex_attention import and_masks, create_block_mask, or_masks
@@ -64,7 +62,7 @@ two = some(2)
 
 
 def test_masks_that_a_loop_makes_are_joined(tmp_path: Path) -> None:
-    report = _port(tmp_path, HEAD + LOOPS)
+    report = port_text(tmp_path, HEAD + LOOPS)
     assert report.failures == ()
     assert set(report.ported) == {"blocks", "all_last", "spans", "joined", "nested", "extended", "two"}
     names: dict[str, Any] = {}
@@ -85,7 +83,7 @@ def test_masks_that_a_loop_makes_are_joined(tmp_path: Path) -> None:
 
 def test_a_name_from_before_the_loop_keeps_the_result(tmp_path: Path) -> None:
     """Masks that a loop only makes, and joins nowhere, have entries of their own."""
-    report = _port(
+    report = port_text(
         tmp_path,
         HEAD
         + """
@@ -108,7 +106,7 @@ for size in (7, 8):
 
 
 def test_loops_over_lists_that_are_not_known_give_a_line(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         HEAD
         + """
@@ -144,7 +142,7 @@ def too_many():
 
 def test_values_that_a_loop_changes_are_scalars(tmp_path: Path) -> None:
     """The first round's value is not that of the others."""
-    report = _port(
+    report = port_text(
         tmp_path,
         HEAD
         + """
@@ -158,7 +156,7 @@ while size < 9:
 
 
 def test_loops_that_only_use_masks_are_read_once(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         HEAD
         + """
@@ -173,7 +171,7 @@ for length in (128, 256):
 
 def test_several_unknown_values_of_one_name_are_not_one_scalar(tmp_path: Path) -> None:
     """Two calls, rounds of a loop, and a value that a branch or a loop inside of a round gives."""
-    report = _port(
+    report = port_text(
         tmp_path,
         HEAD
         + """
@@ -225,9 +223,3 @@ same = and_masks(window(get(5)), window(get(5)), make(3))
         "named": "q_idx - kv_idx < near and q_idx - kv_idx < far",
         "same": "q_idx - kv_idx < size and q_idx - kv_idx < size and q_idx - kv_idx < limit",
     }
-
-
-def _port(folder: Path, source: str) -> Report:
-    path = folder / "mods.py"
-    path.write_text(textwrap.dedent(source))
-    return port(path)

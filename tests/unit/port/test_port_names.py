@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
-from codegen.port.command import Report, port
+from tests.unit.port.reports import port_text
 
 
 def test_integers_that_are_converted_to_integers_stay_integers(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def halves(b, h, q_idx, kv_idx):
@@ -24,7 +23,7 @@ def test_integers_that_are_converted_to_integers_stay_integers(tmp_path: Path) -
 
 
 def test_functions_that_only_look_like_mods_are_left_out(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         @functools.lru_cache
@@ -45,7 +44,7 @@ def test_functions_that_only_look_like_mods_are_left_out(tmp_path: Path) -> None
 
 
 def test_objects_of_classes_may_be_mods(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         class Frames:
@@ -64,7 +63,7 @@ def test_objects_of_classes_may_be_mods(tmp_path: Path) -> None:
 
 
 def test_values_that_differ_between_branches_are_given_by_the_call(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def make(ids, is_long, has_tail):
@@ -87,7 +86,7 @@ def test_values_that_differ_between_branches_are_given_by_the_call(tmp_path: Pat
 
 
 def test_mods_that_defaults_of_arguments_do_not_choose_are_ported(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def blocky(b, h, q_idx, kv_idx, size=None, start=None):
@@ -113,7 +112,7 @@ def test_mods_that_defaults_of_arguments_do_not_choose_are_ported(tmp_path: Path
 
 
 def test_what_is_compared_with_none_is_taken_to_be_given(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def make(pad, bias):
@@ -131,7 +130,7 @@ def test_what_is_compared_with_none_is_taken_to_be_given(tmp_path: Path) -> None
 
 
 def test_a_name_of_one_function_says_nothing_about_the_same_name_elsewhere(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         class Other(nn.Module):
@@ -149,9 +148,3 @@ def test_a_name_of_one_function_says_nothing_about_the_same_name_elsewhere(tmp_p
     assert "table: {dims: [table_size], dtype: float32}" in report.text
     assert "the file computes it" not in report.text
     assert "size: int" in report.text
-
-
-def _port(folder: Path, source: str) -> Report:
-    path = folder / "mods.py"
-    path.write_text(textwrap.dedent(source))
-    return port(path)

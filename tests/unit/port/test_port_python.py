@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ import torch
 
 from codegen.ir.evaluate import evaluate
 from codegen.load.spec_file import load
-from codegen.port.command import Report, port
+from codegen.port.command import Report
 from codegen.spec.model import Variant
+from tests.unit.port.reports import port_text
 
 LENGTH = 24
 Q_IDX, KV_IDX = np.meshgrid(np.arange(LENGTH), np.arange(LENGTH), indexing="ij")
@@ -23,7 +23,7 @@ Q_IDX, KV_IDX = np.meshgrid(np.arange(LENGTH), np.arange(LENGTH), indexing="ij")
 
 def test_and_and_or_give_one_of_their_operands(tmp_path: Path) -> None:
     """`window or 256` is a number, which `True` would stand for otherwise."""
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def make_default(size=None):
@@ -53,7 +53,7 @@ def test_and_and_or_give_one_of_their_operands(tmp_path: Path) -> None:
 
 
 def test_comparisons_of_conditions_with_0_and_1_are_conditions(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def sides(b, h, q_idx, kv_idx):
@@ -94,7 +94,7 @@ BRANCHES = """
 @pytest.mark.parametrize("size", [-1, 0, 4])
 @pytest.mark.parametrize("sinks", [0, 2])
 def test_branches_that_scalars_of_the_call_decide(size: int, sinks: int, tmp_path: Path) -> None:
-    report = _port(tmp_path, BRANCHES)
+    report = port_text(tmp_path, BRANCHES)
     assert report.failures == ()
     near = Q_IDX - KV_IDX
     reach = ((near >= 0) & (near < size)) if size != -1 else near >= 0
@@ -105,7 +105,7 @@ def test_branches_that_scalars_of_the_call_decide(size: int, sinks: int, tmp_pat
 
 
 def test_a_branch_writes_common_parts_once(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def make(size=-1):
@@ -130,12 +130,12 @@ def test_branches_that_flags_decide_are_not_ported(tmp_path: Path) -> None:
                     return q == kv
                 return mask_mod
             """
-        report = _port(tmp_path, source.replace("TEST", test))
+        report = port_text(tmp_path, source.replace("TEST", test))
         assert len(report.failures) == 1
 
 
 def test_loops_over_known_lists_are_written_out(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         import operator
@@ -171,13 +171,13 @@ def test_loops_over_known_lists_are_written_out(tmp_path: Path) -> None:
 
 def test_loops_over_other_lists_are_not_ported(tmp_path: Path) -> None:
     for loop in ("for x in places", "for x in range(n)", "for x in range(10**6)", "while n"):
-        report = _port(tmp_path, f"def m(b, h, q, kv):\n    {loop}:\n        q = q + 1\n    return q > kv\n")
+        report = port_text(tmp_path, f"def m(b, h, q, kv):\n    {loop}:\n        q = q + 1\n    return q > kv\n")
         assert len(report.failures) == 1
         assert "a loop" in report.failures[0]
 
 
 def test_functions_read_names_when_they_are_called_and_defaults_when_they_are_defined(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def make_last():
@@ -210,7 +210,7 @@ def test_functions_read_names_when_they_are_called_and_defaults_when_they_are_de
 
 
 def test_the_files_own_functions_that_join_masks_are_followed(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def and_masks(*masks):
@@ -235,7 +235,7 @@ def test_the_files_own_functions_that_join_masks_are_followed(tmp_path: Path) ->
 
 
 def test_rounding_functions_of_python_give_integers(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         from math import floor
@@ -258,12 +258,6 @@ def test_rounding_functions_of_python_give_integers(tmp_path: Path) -> None:
     assert "(kv_idx - int(ceil(size / 8)) * 8) // 4 == q_idx // 4" in report.text  # no division of floats
     signed = torch.fmod(torch.from_numpy(KV_IDX - Q_IDX), 4) == -1
     np.testing.assert_array_equal(_mask(report, "signed"), signed.numpy())
-
-
-def _port(folder: Path, source: str) -> Report:
-    path = folder / "mods.py"
-    path.write_text(textwrap.dedent(source))
-    return port(path)
 
 
 def _variant(report: Report, name: str) -> Variant:

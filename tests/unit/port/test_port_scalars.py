@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from codegen.port.command import Report, port
-from tests.unit.port.reports import formulas
+from tests.unit.port.reports import formulas, port_text
 
 
 @pytest.mark.parametrize(
@@ -35,7 +33,7 @@ from tests.unit.port.reports import formulas
     ],
 )
 def test_the_type_of_a_scalar_follows_from_its_value_or_use(tmp_path: Path, before: str, mask: str, word: str) -> None:
-    report = _port(tmp_path, f"{before}\ndef mod(b, h, q, k):\n    return {mask}\n")
+    report = port_text(tmp_path, f"{before}\ndef mod(b, h, q, k):\n    return {mask}\n")
     assert report.failures == ()
     declared = re.search(r"^      (?:x|size): (\w+)$", report.text, re.MULTILINE)
     assert declared is not None
@@ -43,7 +41,7 @@ def test_the_type_of_a_scalar_follows_from_its_value_or_use(tmp_path: Path, befo
 
 
 def test_flags_of_the_file_decide_a_branch(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         import enum
@@ -90,7 +88,7 @@ def test_flags_of_the_file_decide_a_branch(tmp_path: Path) -> None:
 
 
 def test_flags_that_init_sets_decide_a_branch_and_are_stated(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         class Attention:
@@ -130,7 +128,7 @@ class Attention:
     def mask(self, b, h, q, k):
         return q >= k if self.near else q - k < 3
 """
-    (line,) = _port(tmp_path, source).failures
+    (line,) = port_text(tmp_path, source).failures
     assert "the branch depends on a value that this file does not give; write it as a constant, or add a call" in line
 
 
@@ -140,11 +138,11 @@ def test_two_classes_with_other_defaults_do_not_decide(tmp_path: Path) -> None:
         f"    def mask_{name}(self, b, h, q, k):\n        return q >= k if self.near else q - k < 3\n"
         for name, near in (("A", True), ("B", False))
     )
-    assert len(_port(tmp_path, classes).failures) == 2
+    assert len(port_text(tmp_path, classes).failures) == 2
 
 
 def test_attributes_of_a_class_that_the_file_changes_do_not_decide(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         class Config:
@@ -155,9 +153,3 @@ def test_attributes_of_a_class_that_the_file_changes_do_not_decide(tmp_path: Pat
         """,
     )
     assert len(report.failures) == 1
-
-
-def _port(folder: Path, source: str) -> Report:
-    path = folder / "mods.py"
-    path.write_text(textwrap.dedent(source))
-    return port(path)

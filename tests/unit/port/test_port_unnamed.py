@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from codegen.port.command import Report, port
-from tests.unit.port.reports import formulas
+from tests.unit.port.reports import formulas, port_text
 
 CAUSAL_AND_NEAR = """\
 from functools import partial
@@ -20,7 +19,7 @@ def near(b, h, q_idx, kv_idx, size):
 
 
 def test_decorators_of_the_file_are_applied(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         import functools
@@ -50,7 +49,7 @@ def test_decorators_of_the_file_are_applied(tmp_path: Path) -> None:
 
 
 def test_decorators_that_change_no_value_are_left_out(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         from functools import cache, lru_cache
@@ -84,7 +83,7 @@ def test_decorators_that_change_no_value_are_left_out(tmp_path: Path) -> None:
 
 
 def test_other_decorators_are_reported(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         from masks import register, shifted
@@ -123,7 +122,7 @@ def test_other_decorators_are_reported(tmp_path: Path) -> None:
 
 
 def test_masks_without_a_name_are_ported(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         CAUSAL_AND_NEAR
         + """
@@ -147,12 +146,12 @@ either = or_masks(*parts)
 
 
 def test_a_file_with_a_lambda_alone_has_a_mod(tmp_path: Path) -> None:
-    report = _port(tmp_path, "create_block_mask(lambda x, y, i, j: i >= j, 1, 1, 64, 64)\n")
+    report = port_text(tmp_path, "create_block_mask(lambda x, y, i, j: i >= j, 1, 1, 64, 64)\n")
     assert formulas(report) == {"lambda_1": "q_idx >= kv_idx"}
 
 
 def test_a_call_of_flex_attention_pairs_mods_without_names(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         CAUSAL_AND_NEAR
         + """
@@ -181,7 +180,7 @@ class Attention:
 
 
 def test_mods_inside_of_code_that_cannot_be_read_are_ported(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         CAUSAL_AND_NEAR
         + """
@@ -206,7 +205,7 @@ blocks = None if is_full() else create_block_mask(lambda b, h, q, kv: q > kv + 3
 
 
 def test_masks_that_are_not_known_get_one_line_each(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         CAUSAL_AND_NEAR
         + """
@@ -239,7 +238,7 @@ later = and_masks(*others)
 
 
 def test_a_list_that_the_file_changes_is_followed_or_not_known(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         CAUSAL_AND_NEAR
         + """
@@ -270,7 +269,7 @@ def test_a_function_that_partial_completes_is_ported_with_its_arguments(tmp_path
         def blocks(b, h, q_idx, kv_idx, block_size=None, n=None):
             return (q_idx // block_size == kv_idx // block_size) & (q_idx < n)
         """
-    report = _port(tmp_path, source)
+    report = port_text(tmp_path, source)
     assert _lines(report)[0] == (
         "3: blocks: argument block_size has the default None; port a `partial` of the function that gives it: "
         "q_idx // block_size"
@@ -280,26 +279,26 @@ def test_a_function_that_partial_completes_is_ported_with_its_arguments(tmp_path
             mask = partial(blocks, block_size=block_size, n=seqlen)
             return create_block_mask(partial(blocks, block_size=block_size, n=8), 1, 1, seqlen, seqlen)
         """
-    report = _port(tmp_path, source + used)
+    report = port_text(tmp_path, source + used)
     assert report.failures == ()
     assert formulas(report) == {
         "mask": "q_idx // block_size == kv_idx // block_size and q_idx < seqlen",
         "blocks": "q_idx // block_size == kv_idx // block_size and q_idx < 8",
     }
     assert "block_size: int" in report.text
-    factory = _port(tmp_path, "def make(n=None):\n    return lambda b, h, q, kv: q - kv < n\n")
+    factory = port_text(tmp_path, "def make(n=None):\n    return lambda b, h, q, kv: q - kv < n\n")
     assert "argument n has the default None; port a call of the factory that gives it" in factory.failures[0]
 
 
 def test_calls_that_fan_out_do_not_hide_what_follows(tmp_path: Path) -> None:
     calls = "".join(f"def f{i}(x):\n    f{i + 1}(x)\n    f{i + 1}(x)\n    return f{i + 1}(x)\n" for i in range(12))
-    report = _port(tmp_path, f"{calls}f0(1)\ndef causal(b, h, q_idx, kv_idx):\n    return q_idx >= kv_idx\n")
+    report = port_text(tmp_path, f"{calls}f0(1)\ndef causal(b, h, q_idx, kv_idx):\n    return q_idx >= kv_idx\n")
     assert report.ported == ("causal",)
 
 
 def test_a_factory_that_gets_an_unknown_value_of_its_own_name_is_ported(tmp_path: Path) -> None:
     """What this call gives and what the factory gives are one mod, of which neither stands for the other."""
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def window(size):
@@ -309,12 +308,6 @@ def test_a_factory_that_gets_an_unknown_value_of_its_own_name_is_ported(tmp_path
         """,
     )
     assert formulas(report) == {"window": "q_idx - kv_idx < size"}
-
-
-def _port(folder: Path, source: str) -> Report:
-    path = folder / "mods.py"
-    path.write_text(textwrap.dedent(source))
-    return port(path)
 
 
 def _lines(report: Report) -> Sequence[str]:

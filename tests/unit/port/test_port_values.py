@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +9,14 @@ import torch
 
 from codegen.ir.evaluate import evaluate
 from codegen.load.spec_file import load
-from codegen.port.command import Report, port
+from tests.unit.port.reports import port_text
 
 HEADS = 4
 
 
 def test_tensors_that_the_file_makes_are_arguments(tmp_path: Path) -> None:
     """The program may write into a tensor of zeros, and what a factory gets may be computed in its call."""
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         offset = torch.zeros((), dtype=torch.int32)
@@ -43,7 +42,7 @@ def test_tensors_that_the_file_makes_are_arguments(tmp_path: Path) -> None:
 
 
 def test_names_that_yaml_takes_for_booleans_are_quoted(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def off(score, b, h, q_idx, kv_idx):
@@ -57,7 +56,7 @@ def test_names_that_yaml_takes_for_booleans_are_quoted(tmp_path: Path) -> None:
 
 def test_powers_of_two_of_integers_are_integers(tmp_path: Path) -> None:
     """As in torch, a negative exponent gives 0."""
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def near(b, h, q_idx, kv_idx):
@@ -76,7 +75,7 @@ def test_powers_of_two_of_integers_are_integers(tmp_path: Path) -> None:
 
 def test_captured_names_that_are_words_of_the_language(tmp_path: Path) -> None:
     """A factory may call its arguments `h` and `q_idx`; inside its mod these are not the indices."""
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def make_bias(h: int, q_idx: int, score, inf: float):
@@ -91,7 +90,7 @@ def test_captured_names_that_are_words_of_the_language(tmp_path: Path) -> None:
 
 
 def test_attributes_of_several_objects_and_names_with_underscores_stay_apart(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         class Bias:
@@ -110,7 +109,7 @@ def test_attributes_of_several_objects_and_names_with_underscores_stay_apart(tmp
 
 
 def test_products_of_positions_that_are_floats_do_not_leave_32_bits(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def far(score, b, h, q_idx, kv_idx):
@@ -133,7 +132,7 @@ def test_products_of_positions_that_are_floats_do_not_leave_32_bits(tmp_path: Pa
 
 
 def test_what_torch_does_to_gradients_and_to_narrow_integers_is_not_ported(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def rounded(score, b, h, q_idx, kv_idx):
@@ -150,7 +149,7 @@ def test_what_torch_does_to_gradients_and_to_narrow_integers_is_not_ported(tmp_p
 
 
 def test_conversions_to_floats_of_16_bits_are_not_ported(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def rounded(score, b, h, q_idx, kv_idx):
@@ -183,7 +182,7 @@ def test_conversions_to_floats_of_16_bits_are_not_ported(tmp_path: Path) -> None
 
 
 def test_names_that_functions_assign_as_global_or_nonlocal_are_captured(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         WIDE, NARROW, READ = 8, 2, 5
@@ -215,7 +214,7 @@ def test_names_that_functions_assign_as_global_or_nonlocal_are_captured(tmp_path
 
 
 def test_the_shape_that_the_file_gives_a_tensor_is_noted(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def make_same(ids):
@@ -240,7 +239,7 @@ def test_the_shape_that_the_file_gives_a_tensor_is_noted(tmp_path: Path) -> None
 
 
 def test_dicts_are_not_read(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         CONFIG, SIZES = {"window": 3}, {0: 4}
@@ -258,7 +257,7 @@ def test_dicts_are_not_read(tmp_path: Path) -> None:
 
 
 def test_flags_that_are_taken_as_their_defaults_are_named(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def make_window(size: int, causal: bool = True, bias=None, device: str = "cuda"):
@@ -283,12 +282,12 @@ def test_flags_that_are_taken_as_their_defaults_are_named(tmp_path: Path) -> Non
     assert "causal: its default" not in report.text  # make_window is called in the file
     assert "# argument bias: its default, None, is written in; port a call of the factory for another" in report.text
     assert "device" not in report.text
-    alone = _port(tmp_path, "def make(causal=True):\n    return lambda b, h, q, kv: (q >= kv) | (not causal)\n")
+    alone = port_text(tmp_path, "def make(causal=True):\n    return lambda b, h, q, kv: (q >= kv) | (not causal)\n")
     assert "# argument causal: its default, True, is written in" in alone.text
 
 
 def test_parameters_of_a_module_are_trained(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         class Bias(nn.Module):
@@ -313,7 +312,7 @@ def test_parameters_of_a_module_are_trained(tmp_path: Path) -> None:
 
 
 def test_a_factory_of_masks_that_are_not_known_is_reported(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def causal(b, h, q_idx, kv_idx):
@@ -332,14 +331,8 @@ def test_a_factory_of_masks_that_are_not_known_is_reported(tmp_path: Path) -> No
     assert f"  # any_of is not ported:\n  #   {line}\n" in report.text
 
 
-def _port(folder: Path, source: str) -> Report:
-    path = folder / "mods.py"
-    path.write_text(textwrap.dedent(source))
-    return port(path)
-
-
 def test_attribute_with_the_name_of_a_tensor_method_is_a_scalar(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         class Attention(torch.nn.Module):
@@ -352,7 +345,7 @@ def test_attribute_with_the_name_of_a_tensor_method_is_a_scalar(tmp_path: Path) 
 
 
 def test_masks_joined_in_a_call_are_ported_as_one(tmp_path: Path) -> None:
-    report = _port(
+    report = port_text(
         tmp_path,
         """
         def near(b, h, q, kv):
