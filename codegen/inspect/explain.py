@@ -211,11 +211,14 @@ def _ladder_text(path: Path, gpu: str, *, has_families: bool) -> Iterator[str]:
         yield "family: a call's family=, config= or deterministic=, else such a measurement, else the default rule"
     if gpu and not path.is_file():
         package = path.parents[2]
-        # Tuned files may lie alone, without the package that they belong to.
-        manifest = manifest_of(package) if (package / "MANIFEST.json").is_file() else {}
-        source = manifest.get("source") or "SPEC"
-        of_package = "" if package.name == PACKAGE else f" --variants {source} --out {package}"
+        of_package = "" if package.name == PACKAGE else f" --variants {_spec_of(package)} --out {package}"
         yield f"{path} is not there; `{PROGRAM} tune {path.stem}{of_package}` on that GPU makes it"
+
+
+def _spec_of(package: Path) -> str:
+    """The spec that a package was rendered from. Tuned files may lie alone: then nothing names it."""
+    manifest = manifest_of(package) if (package / "MANIFEST.json").is_file() else {}
+    return str(manifest.get("source") or "SPEC")
 
 
 def arch_of_gpu(out: Path, gpu: str) -> str:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
 from typing import Any
 
@@ -83,16 +83,16 @@ def launch(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **constants:
         return
     hash_kernel(kernel)
     device = next(x.device for x in args if isinstance(x, Tensor))
-    if INTERPRET:
-        with INTERPRETER:
-            compiled = kernel[grid](*args, **constants)
-    elif device.type == "cpu" or device.index == torch.cuda.current_device():
+    with INTERPRETER if INTERPRET else _current(device):
         compiled = kernel[grid](*args, **constants)
-    else:
-        with torch.cuda.device(device):
-            compiled = kernel[grid](*args, **constants)
     if active.recording is not None:
         active.recording.note(kernel, compiled, grid, args, constants)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, the device is the one that Triton launches on. Tensors of the CPU are given only to be compiled for."""
+    is_current = device.type == "cpu" or device.index == torch.cuda.current_device()
+    return nullcontext() if is_current else torch.cuda.device(device)
 
 
 def launcher_of(compiled: Any, grid: tuple[int]) -> tuple[Callable[..., object], list[Any], int]:

@@ -64,14 +64,13 @@ def register_when_read(package: str, variants: Sequence[str]) -> None:
 
         # torch saves an operator under the module that is named here.
         __module__ = kind.__module__
-        owner_of_operators: str
+        owner_of_operators = package
 
         def __getattr__(self, name: str) -> Any:
             if name in modules:
                 importlib.import_module(modules[name])
             return super().__getattr__(name)
 
-    LazyOperators.owner_of_operators = package
     namespace.__class__ = LazyOperators
 
 
