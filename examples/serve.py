@@ -97,6 +97,9 @@ class Server:
         most_running: int,
         graphs: bool,
     ) -> None:
+        if min(batch_tokens, most_running) < 1:
+            got = f"{batch_tokens} and {most_running}"
+            raise ValueError(f"batch_tokens and most_running: expected at least 1 each, got {got}")
         self.model, self.page_size, self.graphs = model, page_size, graphs
         self.batch_tokens, self.most_running = batch_tokens, most_running
         self.most_pages, self.pages = -(-longest // page_size), pages
@@ -113,6 +116,8 @@ class Server:
         if not request.prompt or request.new_tokens < 1:
             got = f"{len(request.prompt)} and {request.new_tokens}"
             raise ValueError(f"expected a prompt of at least one token, and at least one new token, got {got}")
+        if request.arrival:
+            raise ValueError("expected a request that was not added before, got one that was; make another Request")
         most = min(self.most_pages, self.pages)
         if self._pages(request) > most:
             raise MemoryError(f"expected a request of at most {most} pages, got one of {self._pages(request)}")

@@ -127,6 +127,25 @@ def test_a_request_without_tokens_is_refused(prompt: list[int], new_tokens: int)
     assert server.run() == []
 
 
+def test_a_request_is_served_once() -> None:
+    from examples.serve import TINY, Request, Server
+
+    def server(**given: int) -> Server:
+        sizes = {"pages": 4, "page_size": 8, "longest": 32, "batch_tokens": 8, "most_running": 2}
+        return Server(Model(TINY, "causal"), **sizes | given, graphs=False)
+
+    request, first = Request([1, 2, 3], 2), server()
+    first.add(request)
+    with pytest.raises(ValueError, match="expected a request that was not added before"):
+        first.add(request)
+    assert first.run() == [request]
+    with pytest.raises(ValueError, match="expected a request that was not added before"):
+        server().add(request)
+    for none in ("batch_tokens", "most_running"):
+        with pytest.raises(ValueError, match="batch_tokens and most_running: expected at least 1 each, got"):
+            server(**{none: 0})
+
+
 def test_a_kernel_compiles_through_jax_triton() -> None:
     """Lowering needs no GPU: the custom call holds the machine code."""
     reason = "jax-triton is an optional extra, and imports only beside JAX's CUDA plugin"
