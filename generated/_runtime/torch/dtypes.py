@@ -46,9 +46,12 @@ def is_integer(dtype: torch.dtype) -> bool:
 
 
 def check_strided(op: str, name: str, x: Any) -> None:
-    """Check that an argument is a tensor with strides."""
+    """Check that an argument is a tensor with strides, and no DTensor, of which `context_parallel` takes the parts."""
     if not isinstance(x, Tensor):
         fail(op, name, "a torch.Tensor", type(x).__name__)
+    if type(x) is not Tensor and hasattr(x, "device_mesh"):
+        expected = "a local tensor: pass `x.to_local()`, or call the op by `context_parallel` of `torch_parallel`"
+        fail(op, name, expected, f"a DTensor placed {x.placements}")
     refuse_nested(op, name, x)
     if x.layout != torch.strided:
         fail(op, name, f"layout {torch.strided}", x.layout)
