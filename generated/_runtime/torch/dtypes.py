@@ -51,7 +51,7 @@ def check_strided(op: str, name: str, x: Any) -> None:
         fail(op, name, "a torch.Tensor", type(x).__name__)
     if type(x) is not Tensor and hasattr(x, "device_mesh"):
         expected = "a local tensor: pass `x.to_local()`, or call the op by `context_parallel` of `torch_parallel`"
-        fail(op, name, expected, f"a DTensor placed {x.placements}")
+        fail(op, name, expected, "a DTensor")
     refuse_nested(op, name, x)
     if x.layout != torch.strided:
         fail(op, name, f"layout {torch.strided}", x.layout)

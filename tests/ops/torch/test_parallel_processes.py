@@ -91,7 +91,7 @@ def distributed_tensors(mesh: Any, *, sums: bool) -> None:
     with pytest.raises(TypeError, match=r"alibi: q: expected a local tensor: .*`context_parallel`.*, got a DTensor"):
         op(q, k, v, slope=slope)
     with pytest.raises(TypeError, match=r"alibi: slope: expected a local tensor: .*, got a DTensor"):
-        op(q.to_local(), k.to_local(), v.to_local(), slope=slope)
+        op(inputs.q, inputs.k, inputs.v, slope=slope)
 
 
 def tensors_on_other_dims() -> None:
