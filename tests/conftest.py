@@ -25,7 +25,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # the emitters of jaxlib 0.10.1 round to 8-bit floats by way of 16 bits, that is, twice.
 XLA_FLAGS = ["--xla_force_host_platform_device_count=4"]
 if find_spec("jaxlib") is not None and version("jaxlib").startswith("0.10.") and version("jaxlib") != "0.10.1":
-    # Programs in one part, because each worker has one core: an eighth of the time of test_jax_sharding.py.
+    # XLA would split each program to compile the parts in parallel. A worker has only one core, and splitting took an
+    # eighth of the processor time of test_jax_sharding.py.
     XLA_FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -44,12 +44,17 @@ def is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
+def is_distributed(x: Any) -> bool:
+    """Whether an argument is a DTensor."""
+    return type(x) is not Tensor and isinstance(x, Tensor) and hasattr(x, "device_mesh")
+
+
 def check_strided(op: str, name: str, x: Any) -> None:
-    """Check that an argument is a tensor with strides, and no DTensor, of which `context_parallel` takes the parts."""
+    """Check that an argument is a local tensor with strides: no DTensor, and no nested tensor."""
     if not isinstance(x, Tensor):
         fail(op, name, "a torch.Tensor", type(x).__name__)
-    if type(x) is not Tensor and hasattr(x, "device_mesh"):
-        expected = "a local tensor: pass `x.to_local()`, or call the op by `context_parallel` of `torch_parallel`"
+    if is_distributed(x):
+        expected = "a local tensor: pass `x.to_local()`, or use `context_parallel`, which takes DTensors"
         fail(op, name, expected, "a DTensor")
     refuse_nested(op, name, x)
     if x.layout != torch.strided:

@@ -10,12 +10,8 @@ from ...core.checks import PACKED, fail
 from ...core.parallel.calls import TOKENS, check_cuts, form_of, head_axis, own_dims, row_axis
 from ...core.parallel.shards import Layout
 from ...core.parallel.work import VariantWork
+from ..dtypes import is_distributed
 from .collectives import Collectives, GridCollectives, GroupCollectives
-
-
-def is_distributed(x: Any) -> bool:
-    """True for a DTensor."""
-    return isinstance(x, Tensor) and hasattr(x, "device_mesh")
 
 
 class LocalParts:

@@ -14,12 +14,12 @@ from ...core.parallel.calls import TOKENS, check_call, form_of, local_axes, row_
 from ...core.parallel.shards import Layout
 from ...core.parallel.work import VariantWork, work_of
 from ..dispatch import launches_directly
-from ..dtypes import autocast_inputs, is_integer
+from ..dtypes import autocast_inputs, is_distributed, is_integer
 from ..launching import is_seen_by_others
 from .agreement import agree, described
 from .autograd import attend as attend_directly
 from .collectives import Collectives
-from .dtensors import LocalParts, is_distributed
+from .dtensors import LocalParts
 from .operators import attend, registered
 from .rank_call import LAYOUT, RankCall
 from .tape import Notes, Number, Tape
