@@ -7,6 +7,7 @@ import torch
 
 from tests.support.cases import DEVICE, INTERPRET
 from tests.support.interpreter import (
+    call_builtins_directly,
     keep_truth_values,
     match_equal_types_at_once,
     omit_unread_overflow_checks,
@@ -21,6 +22,7 @@ LIBRARY_PACKAGE = "library_variants"
 if INTERPRET:
     keep_truth_values()
     replace_language_once()
+    call_builtins_directly()
     omit_unread_overflow_checks()
     remember_types()
     match_equal_types_at_once()

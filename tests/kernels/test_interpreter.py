@@ -114,6 +114,35 @@ def test_operands_of_equal_and_of_other_types_give_what_torch_gives() -> None:
     torch.testing.assert_close(out, torch.where(sums > 20, sums, -sums), rtol=1e-4, atol=1e-4)
 
 
+@triton.jit
+def _outer(x_ptr, y_ptr, number_ptr, out_ptr):  # type: ignore[no-untyped-def]
+    rows, columns = tl.arange(0, 8), tl.arange(0, 4)
+    x, y, number = tl.load(x_ptr + rows), tl.load(y_ptr + columns), tl.load(number_ptr)
+    sums = tl.where(x[:, None] > y, x[:, None] - y[None, :], number) + (number > 0) * (y[None, :] + x[:, None])
+    tl.store(out_ptr + rows[:, None] * 4 + columns, sums)
+
+
+def test_operands_of_other_shapes_are_repeated_as_by_torch() -> None:
+    """Each time anew, although the shape to which two types are broadcast is found only once."""
+    for _ in range(3):
+        x, y, number = torch.randn(8), torch.randn(4), torch.randn(1)
+        out = torch.empty(8, 4)
+        _outer[(1,)](x, y, number, out)
+        rows = x[:, None]
+        wanted = torch.where(rows > y, rows - y, number) + (number > 0) * (y + rows)
+        torch.testing.assert_close(out, wanted)
+
+
+def test_operands_of_shapes_that_do_not_agree_are_refused_each_time() -> None:
+    @triton.jit  # type: ignore[untyped-decorator]
+    def added(x_ptr: Any) -> None:
+        tl.store(x_ptr + tl.arange(0, 8), tl.load(x_ptr + tl.arange(0, 8)) + tl.load(x_ptr + tl.arange(0, 4)))
+
+    for _ in range(2):
+        with pytest.raises(Exception, match="incompatible dimensions at index 0: 8 and 4"):
+            added[(1,)](torch.zeros(8))
+
+
 def test_numbers_that_a_type_cannot_hold_are_refused() -> None:
     @triton.jit  # type: ignore[untyped-decorator]
     def added(x_ptr: Any) -> None:

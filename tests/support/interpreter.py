@@ -7,7 +7,8 @@ time.
 
 Nearly half of the remaining time is spent on computing each sum, difference and product of integers once more in 64
 bits, for an assertion that only `debug` evaluates. Most of the time after that is spent on making the type of a result
-and the shape of a tensor anew for each operation, and on looking for a common type of operands that have the same one.
+and the shape of a tensor anew for each operation, on looking for a common type of operands that have the same one, and
+on finding the shape to which operands are broadcast.
 """
 
 from __future__ import annotations
@@ -71,6 +72,33 @@ def replace_language_once() -> None:
     executor.__call__ = once.launch(executor.__call__)
 
 
+def call_builtins_directly() -> None:
+    """Find the functions of each module of the language once, not in each launch, and leave out their wrapper, which
+    raises an error if they are called outside of a kernel."""
+    from triton.runtime import interpreter
+
+    known: dict[Any, list[tuple[str, Any, Any]]] = {}  # by module or class: name, the language's function, its stand-in
+
+    def stand_in(function: Any, semantic: Any) -> Any:
+        def called(*arguments: Any, **options: Any) -> Any:
+            options["_semantic"] = semantic
+            return function(*arguments, **options)
+
+        return called
+
+    def patch(package: Any, builder: Any, scope: Any) -> None:
+        if package not in known:
+            semantic, is_builtin = interpreter.TritonSemantic(builder), interpreter.tl.core.is_builtin
+            members = inspect.getmembers(package, is_builtin)
+            known[package] = [(name, member, stand_in(inspect.unwrap(member), semantic)) for name, member in members]
+        for name, member, called in known[package]:
+            # A module that another function of the launch sees, too, is replaced already.
+            if getattr(package, name) is member:
+                scope.set_attr(package, name, called)
+
+    interpreter._patch_builtin = patch
+
+
 def omit_unread_overflow_checks() -> None:
     """Compute no overflow of integers if the interpreter has no assertion that reads the overflow."""
     from triton.runtime import interpreter
@@ -85,7 +113,46 @@ def match_equal_types_at_once() -> None:
     from triton.language import core, semantic
 
     kinds = semantic.TritonSemantic
+    kinds.broadcast_impl_value = _broadcast_at_once(kinds.broadcast_impl_value, core)
     kinds.binary_op_type_checking_impl = _matched_at_once(kinds.binary_op_type_checking_impl, core.tensor)
+
+
+def _broadcast_at_once(broadcast: Callable[..., Any], core: Any) -> Callable[..., Any]:
+    """`broadcast`, which finds the result's shape and types only once for two types; then numpy repeats the elements
+    without copying them."""
+    import numpy as np
+    from triton.runtime import interpreter
+
+    tensor, block_type = core.tensor, core.block_type
+    known: dict[tuple[str, str], tuple[Any, Any, tuple[int, ...]]] = {}  # the types, None if unchanged, and the shape
+
+    def repeated(value: Any, type: Any, shape: tuple[int, ...]) -> Any:
+        handle = value.handle
+        scalar = handle.dtype.scalar
+        data = handle.data
+        if data.dtype != bool:
+            data = data.astype(interpreter._get_np_dtype(scalar), copy=False)
+        data = np.broadcast_to(data, shape)
+        return tensor(interpreter.TensorHandle(data, scalar), type)
+
+    def at_once(self: Any, lhs: Any, rhs: Any) -> Any:
+        left, right = lhs.type, rhs.type
+        if left.__class__ is not block_type and right.__class__ is not block_type:
+            return lhs, rhs
+        key = left.name, right.name
+        if key not in known:
+            lhs, rhs = broadcast(self, lhs, rhs)
+            changed = [None if new.type is old else new.type for new, old in ((lhs, left), (rhs, right))]
+            known[key] = (*changed, lhs.handle.data.shape)
+            return lhs, rhs
+        new_left, new_right, shape = known[key]
+        if new_left is not None:
+            lhs = repeated(lhs, new_left, shape)
+        if new_right is not None:
+            rhs = repeated(rhs, new_right, shape)
+        return lhs, rhs
+
+    return at_once
 
 
 def _matched_at_once(match: Callable[..., Any], tensor: Any) -> Callable[..., Any]:
@@ -95,13 +162,15 @@ def _matched_at_once(match: Callable[..., Any], tensor: Any) -> Callable[..., An
         return number.__class__ is float and type == "fp32"
 
     def matched(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Any:
-        known = next((x.type.scalar for x in (lhs, rhs) if x.__class__ is tensor), None)
+        left = lhs.type.scalar if lhs.__class__ is tensor else None
+        right = rhs.type.scalar if rhs.__class__ is tensor else None
+        known = right if left is None else left
         if known is None or known.name not in _KEPT_TYPES:
             return match(self, lhs, rhs, *flags, **named)
-        if rhs.__class__ is tensor and lhs.__class__ is tensor:
+        if left is not None and right is not None:
             if lhs.type.name == rhs.type.name:
                 return lhs, rhs
-            if rhs.type.scalar.name == known.name:
+            if right.name == known.name:
                 return self.broadcast_impl_value(lhs, rhs)
         elif named.get("arithmetic_check", True) and len(flags) < 3:
             if fits(rhs, known.name):
