@@ -17,6 +17,7 @@ from ..core.tiles import Tile
 from . import backend
 from .attention import NAMESPACE
 from .dispatch import launches_directly, values_are_checked
+from .flops import of_forward, register_flops
 from .operators import register_operator
 from .paged import (
     check_pages,
@@ -89,6 +90,7 @@ class PagedKernels:
         forward = _signature({**_CALL, "tables": list[Tensor], **types}, tuple[Tensor, Tensor])
         plan = _signature({**_CALL, **{each: types[each] for each in self.bounds}}, list[Tensor])
         self.forward_op = register_operator(f"{name}_fwd", self._forward_of, self._fake_forward, forward, one_by_one)
+        register_flops(f"{name}_fwd", list(_CALL), of_forward)
         self.plan_op = register_operator(f"{name}_plan", self._plan_of, self._fake_plan, plan)
 
     def forward(self, call: CacheCall, schedule: Schedule | None, *own: Any) -> tuple[Tensor, Tensor]:

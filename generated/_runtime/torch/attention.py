@@ -18,6 +18,7 @@ from .ahead import Ahead, wait_for_backward
 from .devices import interprets
 from .dispatch import launches_directly
 from .dtypes import FP32, result_dtype
+from .flops import of_backward, of_forward, register_flops
 from .functions import KERNELS, autograd_functions, operator_formulas, signature_of
 from .gradients import sequence_of_rows
 from .operators import namespace_of, register_operator
@@ -112,19 +113,22 @@ class Kernels:
         name = f"{NAMESPACE}::{op}" if mode == "dense" else f"{NAMESPACE}::{op}_{mode}"
         setattr(KERNELS, name, self)
         self.function, self.gradient_function = autograd_functions(self, name)
-        of_forward, of_backward = operator_formulas(self)
+        forward_formula, backward_formula = operator_formulas(self)
         types = self._types | {"dlse": Tensor | None} | dict.fromkeys(self.flags.values(), bool)
         signature = signature_of(self.parameters, types, len(self.results))
         operator = (f"{name}_fwd", self._forward, self.fake_forward, signature)
-        self.forward_op = register_operator(*operator, formula=of_forward)
+        self.forward_op = register_operator(*operator, formula=forward_formula)
+        register_flops(operator[0], self.parameters, of_forward)
         signature = signature_of(self.backward_parameters, types, 3 + len(self.gradients))
         operator = (f"{name}_bwd", self._backward, self.fake_backward, signature)
-        self.backward_op = register_operator(*operator, formula=of_backward)
+        self.backward_op = register_operator(*operator, formula=backward_formula)
+        register_flops(operator[0], self.backward_parameters, of_backward)
         if TRAITS[op].takes_fp8:
             self.scaled_forward = replayed(self._scaled_forward)
             signature = signature_of((*self.parameters, *SCALES), types, 2)
             operator = (f"{name}_fp8", self._scaled_forward, self.fake_scaled_forward, signature)
             self.scaled_forward_op = register_operator(*operator)
+            register_flops(operator[0], self.parameters, of_forward)
 
     def tiles(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...core.checks import PACKED, check_flag, fail, is_seed
 from ...core.parallel.calls import TOKENS, check_call, form_of, local_axes, row_axis
@@ -269,13 +270,15 @@ class ContextParallel:
             return torch.empty(sizes, dtype=x.dtype, device="meta", requires_grad=is_refused)
 
         own = self.work.tensors
-        call = {
-            name: whole(name, x) if isinstance(x, Tensor) and (x.dim() or name in own) else x
-            for name, x in given.items()
-        }
-        if layout.cu_seqlens is not None:
-            call["cu_seqlens_q"] = torch.empty(len(layout.cu_seqlens), dtype=torch.int32, device="meta")
-        self.op(**call)
+        # A mode, such as one that counts operations, would take the call for one of the model's.
+        with _disable_current_modes():
+            call = {
+                name: whole(name, x) if isinstance(x, Tensor) and (x.dim() or name in own) else x
+                for name, x in given.items()
+            }
+            if layout.cu_seqlens is not None:
+                call["cu_seqlens_q"] = torch.empty(len(layout.cu_seqlens), dtype=torch.int32, device="meta")
+            self.op(**call)
 
 
 def call_of(

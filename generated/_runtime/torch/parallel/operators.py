@@ -7,8 +7,9 @@ sizes. `names` has the layout of q and the names of the call's tensors, integers
 """
 
 from ast import literal_eval
-from collections.abc import Sequence
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count, pairwise
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from ..flops import backward_flops, forward_flops, register_flops
 from ..operators import namespace_of
 from ..transforms import refuse_second_derivative
 
@@ -136,10 +138,28 @@ def _gradients(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, .
     return None, None, None, [by_name.get(name) for name in names], *[None if each else [] for each in numbers]
 
 
+def _flops(of_pairs: Callable[[int, Tensor, Tensor], int], call: Mapping[str, Any]) -> int:
+    """A rank's share of the operations of all rows."""
+    layout = _PARALLELS[call["key"]].layout
+    q, _, v, *_ = call["tensors"]
+    form = call["names"].split("|")[0]
+    batch, heads = (1, q.shape[1]) if form == "packed" else (q.shape[0], q.shape[form.index("h")])
+    lengths = [end - begin for begin, end in pairwise(layout.cu_seqlens or (0, layout.seq))]
+    return of_pairs(batch * heads * sum(x * x for x in lengths) // layout.ranks, q, v)
+
+
 def _second(_ctx: Any, *_: Any) -> Any:
     refuse_second_derivative("context_parallel")
 
 
 _forward.register_autograd(_gradients, setup_context=_setup_context)
 _backward.register_autograd(_second)
+register_flops(
+    f"{NAMESPACE}::context_parallel_fwd", ("key", "names", "words", "tensors"), partial(_flops, forward_flops)
+)
+register_flops(
+    f"{NAMESPACE}::context_parallel_bwd",
+    ("key", "names", "words", "wanted", "tensors"),
+    partial(_flops, backward_flops),
+)
 attend = _forward
