@@ -8,8 +8,9 @@ import linecache
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,6 +40,12 @@ def device_sources(kernel_file: Path) -> dict[str, str]:
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
+@cache
+def _compiled(source: str, file: str) -> CodeType:
+    """The code of a module: many kernels import the same modules of the device library."""
+    return compile(source, file, "exec", dont_inherit=True)
+
+
 class Kernel:
     """A kernel that is launched as a jitted function is: `kernel[grid](*arguments, **constants)`.
 
@@ -59,7 +66,7 @@ class Kernel:
         # With its text in the cache, tracebacks show the module's lines.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         space: dict[str, Any] = {"__name__": name, "__builtins__": self._builtins()}
-        exec(compile(source, file, "exec", dont_inherit=True), space)
+        exec(_compiled(source, file), space)
         return space
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
