@@ -34,7 +34,7 @@ class HopperFamily:
             that pad a head.
         forward_tiles: tiles of the forward: 64 rows for each of two warpgroups, and as many keys and pipeline stages as
             fit shared memory.
-        long_forward_tile: tile at 64 columns of long dense calls, if the score is the scaled product and every query
+        long_forward_tile: tile at 64 columns of long dense calls, if products compute whole scores and every query
             attends to one key range that starts at key 0. Three warpgroups hide each other's exponentials, but more of
             their tiles are cut by the mask, and no registers are left for a score expression.
         mixed_forward_tile: tile if q and k have 129 to 192 columns, and v at most 128: q and k are then stored without

@@ -14,7 +14,13 @@ from codegen.arch import hopper
 from codegen.arch.chips import CHIPS
 from codegen.arch.paged import PagedPass
 from codegen.arch.tile_rules import NARROW_HEAD_DIM, TileConfig
-from codegen.plan.traits import hopper_backward_tile, hopper_forward_tile, hopper_long_forward_tile, large_stages
+from codegen.plan.traits import (
+    hopper_backward_tile,
+    hopper_forward_tile,
+    hopper_long_forward_tile,
+    hopper_mixed_forward_tile,
+    large_stages,
+)
 from codegen.plan.variant import VariantPlan, plan
 from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, Variant
 from codegen.util.cover import cover
@@ -208,7 +214,7 @@ def _hopper_calls(planned: VariantPlan, dtype: str, head_dim: int, passes: Seque
 
 def _mixed_calls(planned: VariantPlan, dtype: str, passes: Sequence[Pass]) -> list[Job]:
     """The calls in Hopper's family whose values have fewer columns than keys."""
-    tiles = {Pass.FWD: hopper.FAMILY.mixed_forward_tile, Pass.DKDV: hopper_backward_tile(planned, MIXED_DIM)}
+    tiles = {Pass.FWD: hopper_mixed_forward_tile(planned), Pass.DKDV: hopper_backward_tile(planned, MIXED_DIM)}
     found = _with_tiles(planned, dtype, MIXED_DIM, tiles, passes)
     return [replace(job, value_dim=MIXED_VALUE_DIM) for job in found]
 

@@ -31,6 +31,7 @@ class VariantTraits:
     what each field means."""
 
     score_is_scaled_product: bool
+    products_add_terms: bool
     score_is_capped: bool
     score_is_cheap: bool
     score_is_overlapped: bool
@@ -56,6 +57,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
     runs = tuple(length.name if isinstance(length, Var) else int(length.value) for length in tile_runs(own))
     return VariantTraits(
         score_is_scaled_product=score_is_scaled_product(dense),
+        products_add_terms=products_add_terms(dense),
         score_is_capped=score_is_capped(dense),
         score_is_cheap=_score_is_cheap(variant),
         score_is_overlapped=_score_is_overlapped(dense),
@@ -79,6 +81,11 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
 def score_is_scaled_product(planned: VariantPlan) -> bool:
     """True if the score is the scaled product of query and key: no score expression, no dropout."""
     return planned.fwd.linear and not planned.variant.dropout
+
+
+def products_add_terms(planned: VariantPlan) -> bool:
+    """True if a score is the scaled product and a term of each key, which products of Hopper's forward add."""
+    return planned.hopper_fwd_of_terms is not None
 
 
 def score_is_capped(planned: VariantPlan) -> bool:
@@ -178,8 +185,15 @@ def hopper_forward_tile(head_dim: int) -> TileConfig:
 
 def hopper_long_forward_tile(planned: VariantPlan, head_dim: int) -> TileConfig | None:
     """The tile of the forward of long sequences, if it differs."""
-    is_long = planned.mode is Mode.DENSE and score_is_scaled_product(planned) and keys_start_at_zero(planned)
+    by_products = score_is_scaled_product(planned) or products_add_terms(planned)
+    is_long = planned.mode is Mode.DENSE and by_products and keys_start_at_zero(planned)
     return FAMILY.long_forward_tile if is_long and head_dim <= min(FAMILY.forward_tiles) else None
+
+
+def hopper_mixed_forward_tile(planned: VariantPlan) -> TileConfig:
+    """The tile of the forward if q and k have 129 to 192 columns, and v at most 128. Terms of keys do not fit beside
+    the larger one."""
+    return FAMILY.forward_tiles[256] if products_add_terms(planned) else FAMILY.mixed_forward_tile
 
 
 def hopper_backward_tile(planned: VariantPlan, head_dim: int) -> TileConfig | None:

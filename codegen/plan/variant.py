@@ -46,6 +46,7 @@ class VariantPlan(InMode):
     dkdv: KernelPlan
     distances: KernelPlan | None
     hopper_fwd: KernelPlan
+    hopper_fwd_of_terms: KernelPlan | None
     hopper_fwd_wide: str
     hopper_fwd_fp8: KernelPlan | None
     hopper_bwd: KernelPlan
@@ -102,6 +103,7 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         dkdv=dkdv,
         distances=distances,
         hopper_fwd=hopper_fwd,
+        hopper_fwd_of_terms=hopper_kernels.forward_of_terms(variant, analysis, sign, hopper_fwd),
         hopper_fwd_wide=hopper_kernels.wide_forward_name(hopper_fwd),
         hopper_fwd_fp8=hopper_fwd_fp8,
         hopper_bwd=hopper_bwd,

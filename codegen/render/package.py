@@ -219,7 +219,12 @@ def _paged_files(env: jinja2.Environment, name: str, planned: PagedPlan, op: OpS
     }
     title = ", paged caches"
     if hopper is not None:
-        given = context | {"kernel": hopper.kernel, "forward": hopper, "title": title}
+        given = context | {
+            "kernel": hopper.kernel,
+            "forward": hopper,
+            "forward_imports": hopper.imports,
+            "title": title,
+        }
         modules[kernel_files.FORWARD] = _fill(env, "hopper/fwd.py.jinja", **given)
     if latent is not None:
         modules[kernel_files.LATENT] = _fill(env, "paged/hopper_latent.py.jinja", latent=latent, **context)
@@ -308,7 +313,9 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan, *,
     wide = BackwardPlan(planned.hopper_bwd_wide, planned.variant, is_wide=True)
     context = _context(planned) | {"runtime": _runtime_of(planned.mode), "plan": planned}
     context |= {"fuses_backward": kernel_files.fuses_backward(planned), "owns_delta": owns_delta}
-    forward = {"kernel": planned.hopper_fwd, "forward": ForwardPlan(planned.hopper_fwd, planned.variant)}
+    whole = ForwardPlan(planned.hopper_fwd, planned.variant, planned.hopper_fwd_of_terms)
+    forward = {"kernel": planned.hopper_fwd, "forward": whole}
+    forward |= {"forward_imports": joined_imports(whole.imports, whole.consumers.imports)}
     backward = {"kernel": planned.hopper_bwd, "backward": fused, "wide": wide}
     backward |= {"backward_imports": joined_imports(fused.imports, wide.imports)}
     files = {
@@ -318,7 +325,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan, *,
     }
     if planned.hopper_fwd_fp8 is not None:
         own = Fp8ForwardPlan(planned.hopper_fwd_fp8, planned.variant)
-        given = context | {"kernel": own.kernel, "forward": own}
+        given = context | {"kernel": own.kernel, "forward": own, "forward_imports": own.imports}
         files[f"{folder}/{kernel_files.FORWARD_FP8}.py"] = _fill(env, "hopper/fwd.py.jinja", **given)
     if planned.hopper_split_keys is not None and planned.hopper_split_rows is not None:
         keys = SplitKeysPlan(planned.hopper_split_keys, planned.variant, is_wide=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 0d9de07a6ad6c95a
+# hash: 515dd5a5ba719b1a
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -9,6 +9,7 @@ from .core.tiles import VariantTraits
 TRAITS: dict[str, VariantTraits] = {
     "full": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -29,6 +30,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "causal": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -49,6 +51,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "causal_dropout": VariantTraits(
         score_is_scaled_product=False,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=False,
         score_is_overlapped=True,
@@ -69,6 +72,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "window": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -89,6 +93,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "prefix_lm": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -109,6 +114,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "document": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -129,6 +135,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "padding": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -149,6 +156,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "streaming_llm": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -169,6 +177,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "natten": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -189,6 +198,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "softcap": VariantTraits(
         score_is_scaled_product=False,
+        products_add_terms=False,
         score_is_capped=True,
         score_is_cheap=False,
         score_is_overlapped=True,
@@ -209,6 +219,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "gemma2_local": VariantTraits(
         score_is_scaled_product=False,
+        products_add_terms=False,
         score_is_capped=True,
         score_is_cheap=False,
         score_is_overlapped=True,
@@ -229,6 +240,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "alibi": VariantTraits(
         score_is_scaled_product=False,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -249,6 +261,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "relative_bias": VariantTraits(
         score_is_scaled_product=False,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=False,
         score_is_overlapped=False,
@@ -269,6 +282,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "forgetting": VariantTraits(
         score_is_scaled_product=False,
+        products_add_terms=True,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -289,6 +303,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "forgetting_pruned": VariantTraits(
         score_is_scaled_product=False,
+        products_add_terms=True,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -309,6 +324,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "gpt_oss": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -329,6 +345,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "chunked": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -349,6 +366,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -369,6 +387,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_softcap": VariantTraits(
         score_is_scaled_product=False,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=False,
         score_is_overlapped=False,
@@ -389,6 +408,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_sink": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -409,6 +429,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_bias": VariantTraits(
         score_is_scaled_product=False,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=False,
         score_is_overlapped=False,
@@ -429,6 +450,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_mask": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -449,6 +471,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_images": VariantTraits(
         score_is_scaled_product=True,
+        products_add_terms=False,
         score_is_capped=False,
         score_is_cheap=True,
         score_is_overlapped=False,
@@ -1029,7 +1052,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "7265c2fd44d14e8e",
             "dq": "49c963d971628976",
             "dkdv": "fb232222f5278702",
-            "hopper_fwd": "338a28ab744e9279",
+            "hopper_fwd": "37b6309957db122b",
             "hopper_fwd_wide": "8a0d3fccfe242224",
             "hopper_bwd": "5281b85312cece9d",
             "hopper_bwd_wide": "c382ab26ab1fbfe8",
@@ -1039,7 +1062,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "a4ad51ec30e7fd99",
             "dq": "e848f4c2c5dd111f",
             "dkdv": "1c945cda53c387f9",
-            "hopper_fwd": "5706fcd50681d2c1",
+            "hopper_fwd": "90a94bd5481d44ed",
             "hopper_fwd_wide": "08c574ddf0d74280",
             "hopper_bwd": "3876b7af2fe40eb5",
             "hopper_bwd_wide": "0a9e5dff363086eb",
@@ -1049,7 +1072,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "68e1897613770e72",
             "dq": "2f308b33e428bae5",
             "dkdv": "9d4a87b36fae50e7",
-            "hopper_fwd": "83a01f62205d2870",
+            "hopper_fwd": "fbaf55a22bc4ede5",
             "hopper_fwd_wide": "efb37d06f0911fba",
             "hopper_bwd": "141a7d8a3d1e8551",
             "hopper_bwd_wide": "08876c04f6990bc3",
@@ -1066,7 +1089,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "12e607d864d761f7",
             "dq": "b9bb0d385c73ee4f",
             "dkdv": "98b018005bb5372f",
-            "hopper_fwd": "41539dd0b030b97d",
+            "hopper_fwd": "62b7515865afb16e",
             "hopper_fwd_wide": "45965f32a2d757d5",
             "hopper_bwd": "830838260c76b5ea",
             "hopper_bwd_wide": "1b51247a2b3e7f7d",
@@ -1076,7 +1099,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "eb4131c5bc867905",
             "dq": "99911dbc240ac817",
             "dkdv": "07ce612e242ced70",
-            "hopper_fwd": "0ee81f35c43ef771",
+            "hopper_fwd": "aa960284c402c322",
             "hopper_fwd_wide": "cab5d0963e29eb4e",
             "hopper_bwd": "7dd929e7ef91fed1",
             "hopper_bwd_wide": "cd23945e6bb76504",
@@ -1086,7 +1109,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0d945ecac2911497",
             "dq": "b80fbcf32b882f01",
             "dkdv": "3b3277e1f67e2c10",
-            "hopper_fwd": "0c1d0a800511e5c6",
+            "hopper_fwd": "22374dd13e9265e4",
             "hopper_fwd_wide": "34365cd44dd9278c",
             "hopper_bwd": "b29a201a1da3ffdd",
             "hopper_bwd_wide": "8118ffee4cd4fa93",

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: b2137717b39bf6da
+# hash: d2ee1812c5b5a252
 """Forward of `forgetting_pruned` on Hopper: `o = softmax(score) v`.
 
     keep       q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
@@ -38,6 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .._runtime.device.gl import (
     LN2,
+    LOG2E,
     SWIZZLE_COLS,
     HeadRows,
     at_columns,
@@ -54,7 +55,6 @@ from .._runtime.device.gl import (
 from .._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
-    begin_block,
     begin_pv,
     change_turns,
     end_pv,
@@ -70,6 +70,7 @@ from .._runtime.device.gl_forward import (
 )
 from .._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
 from .._runtime.device.gl_math import clamp_index
+from .._runtime.device.gl_terms import begin_block_of_terms, make_key_terms, term_layout
 from .._runtime.device.gl_versions import aggregate, concat
 
 
@@ -191,6 +192,61 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
+def produce_keys_and_terms(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Copy the keys and values of each block that the rows of a work item visit, and compute the terms of the keys."""
+    k_desc, v_desc, kv_ring, work_ring, key_terms, pointers, strides, numbers = arguments
+    decay_ptr, ranges_ptr, q_offset = pointers
+    stride_decay_0, stride_decay_1, stride_ranges_b, stride_ranges_h = strides
+    decay_size_2, q_len, kv_len, num_heads, group_size, scale = numbers
+    OWN_KEY: gl.constexpr = gl.SliceLayout(1, term_layout(BLOCK_N))
+    # Consumers multiply the terms by the scale, as they do the product.
+    inverse_scale = 1.0 / (scale * LOG2E)
+    kv_turn = 0
+    # The values follow their keys by one turn. The first turn takes values from behind the last key, which are zeros.
+    v_rows, v_start = HeadRows(gl.cast(0, gl.int32), gl.cast(0, gl.int32)), kv_len
+    num_blocks = gl.cdiv(q_len, BLOCK_M)
+    work_turn = 0
+    item = Work(*work_ring.receive(work_turn, 1)).item
+    while item >= 0:
+        head, block = item // num_blocks, item % num_blocks
+        b = (head // num_heads).to(gl.int64)
+        h = (head % num_heads).to(gl.int64)
+        hkv = h // group_size
+        start_m = block * BLOCK_M
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        kv_begin, full_begin, gap, num_partial, num_full, num_masked = visited_keys(
+            b, h, ranges_ptr, start_m, stride_ranges_b, stride_ranges_h, BLOCK_M, BLOCK_N
+        )
+        kv_rows = HeadRows(b.to(gl.int32), hkv.to(gl.int32))
+        decay_start = gl.load(
+            decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(start_m + q_shift, decay_size_2)
+        )
+        for nth in range(num_masked):
+            start_n = kv_begin + nth * BLOCK_N
+            start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
+            start_n = gl.where(start_n < kv_len, start_n, 0)
+            if num_partial == 0:
+                start_n = full_begin
+            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_key, decay_size_2))
+            kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
+            key_terms.put((decay_start - decay_kv) * inverse_scale, kv_ring.k, kv_turn)
+            v_rows, v_start = kv_rows, start_n
+            kv_turn += 1
+        for nth in range(num_masked - num_partial, num_full):
+            start_n = full_begin + nth * BLOCK_N
+            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_key, decay_size_2))
+            kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
+            key_terms.put((decay_start - decay_kv) * inverse_scale, kv_ring.k, kv_turn)
+            v_rows, v_start = kv_rows, start_n
+            kv_turn += 1
+        work_turn += 1
+        item = Work(*work_ring.receive(work_turn, 1)).item
+    kv_ring.v.send(v_desc, v_rows, v_start, kv_turn)
+
+
+@gluon.jit
 def consume(
     arguments,
     PART: gl.constexpr,
@@ -203,7 +259,7 @@ def consume(
     BLOCK_N: gl.constexpr,
 ):
     """Compute the rows of warpgroup PART of each work item."""
-    q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
+    q_ring, kv_ring, key_terms, work_ring, pointers, strides, numbers = arguments
     first_key_ptr, decay_ptr, o_ptr, lse_ptr = pointers
     stride_ob, stride_oh, stride_first_key_0, stride_first_key_1, stride_first_key_2, stride_decay_0, stride_decay_1 = (
         strides
@@ -217,9 +273,9 @@ def consume(
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
-    OWN_KEY: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     PARTS: gl.constexpr = BLOCK_M // ROWS
     Q_BLOCKS: gl.constexpr = q_ring.stages // PARTS
+    qk_scale = scale * LOG2E
     kv_turn, q_turn = 0, 0
     if PART == PARTS - 1:
         change_turns("arrive", 0)
@@ -245,6 +301,9 @@ def consume(
             + clamp_index(q_idx, first_key_size_2).to(gl.int64) * stride_first_key_2
         )
         decay_q = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
+        decay_start = gl.load(
+            decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(start_m + q_shift, decay_size_2)
+        )
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
@@ -254,14 +313,11 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
-            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_key, decay_size_2))
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
-            decay_kv = gl.convert_layout(decay_kv, KEY)
-            logit = qk
+            qk, acc = begin_block_of_terms(
+                q_tile, p_pairs, acc, kv_ring, key_terms, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM
+            )
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
                 run_first = first_key_q
                 run_end = q_idx + 1
                 if RAGGED:
@@ -271,11 +327,13 @@ def consume(
                 )
                 keep = at_columns(run_bits, KEY, BLOCK_N)
 
-                logit = gl.where(keep, logit, float("-inf"))
-            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
+                qk = gl.where(keep, qk, float("-inf"))
+            # The part of a score that all keys of a row share.
+            row_term = decay_q - decay_start
+            max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale + row_term)
             # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(logit - (max_ref - decay_q)[:, None])  # [ROWS, BLOCK_N]
+            p = gl.exp2(qk * qk_scale - (max_ref - row_term)[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
@@ -289,17 +347,14 @@ def consume(
                 acc = rescale(acc, alpha)
             kv_turn += 1
 
-        for nth in range(work.num_plain):
-            start_n = (work.first_plain + nth) * BLOCK_N
-            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
-            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + own_key)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
-            decay_kv = gl.convert_layout(decay_kv, KEY)
-            logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
-            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
-            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
-            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(logit - (max_ref - decay_q)[:, None])  # [ROWS, BLOCK_N]
+        for _ in range(work.num_plain):
+            qk, acc = begin_block_of_terms(
+                q_tile, p_pairs, acc, kv_ring, key_terms, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM
+            )
+            # The part of a score that all keys of a row share.
+            row_term = decay_q - decay_start
+            max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale + row_term)
+            p = gl.exp2(qk * qk_scale - (max_new - row_term)[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
@@ -402,10 +457,12 @@ def forgetting_pruned_hopper_fwd(
     )
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1, PIECES)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, PIECES, V_PIECES)
+    key_terms = make_key_terms(BLOCK_N, STAGES)
     work_ring = make_work_ring(8, PARTS + 1)
     consumer = (
         q_ring,
         kv_ring,
+        key_terms,
         work_ring,
         (first_key_ptr, decay_ptr, o_ptr, lse_ptr),
         (
@@ -433,13 +490,10 @@ def forgetting_pruned_hopper_fwd(
         v_desc,
         kv_ring,
         work_ring,
-        ranges_ptr,
-        stride_ranges_b,
-        stride_ranges_h,
-        q_len,
-        kv_len,
-        num_heads,
-        group_size,
+        key_terms,
+        (decay_ptr, ranges_ptr, q_offset),
+        (stride_decay_0, stride_decay_1, stride_ranges_b, stride_ranges_h),
+        (decay_size_2, q_len, kv_len, num_heads, group_size, scale),
     )
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     if PARTS == 3:
@@ -449,10 +503,10 @@ def forgetting_pruned_hopper_fwd(
                 (consume, concat((consumer, 1), CONSTANTS)),
                 (consume, concat((consumer, 2), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
-                (produce_keys, (keys, BLOCK_M, BLOCK_N)),
+                (produce_keys_and_terms, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 4, 1, 1],
-            worker_num_regs=[160, 160, 24, 24],
+            worker_num_regs=[160, 160, 32, 32],
         )
     else:
         gl.warp_specialize(
@@ -460,10 +514,10 @@ def forgetting_pruned_hopper_fwd(
                 (consume, concat((consumer, 0), CONSTANTS)),
                 (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
-                (produce_keys, (keys, BLOCK_M, BLOCK_N)),
+                (produce_keys_and_terms, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1, 1],
-            worker_num_regs=[240, 24, 24],
+            worker_num_regs=[240, 32, 32],
         )
 
 

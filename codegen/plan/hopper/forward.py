@@ -16,6 +16,7 @@ from codegen.plan.code.statements import (
     needed,
     rewritten,
     uses,
+    with_key_vector,
 )
 from codegen.plan.code.tree import (
     Choice,
@@ -32,7 +33,7 @@ from codegen.plan.hopper.kernels import wide_forward_name
 from codegen.plan.hopper.roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
 from codegen.plan.hopper.scores import OWN_KEYS, ScoreStep, score_step
 from codegen.plan.hopper.tanh import exponentials
-from codegen.plan.hopper.thread_reads import by_distance
+from codegen.plan.hopper.thread_reads import by_distance, thread_reads
 from codegen.plan.hopper.visits import full_start, partial_start, visit_counts
 from codegen.plan.kernels.kernel import Block, KernelPlan
 from codegen.spec.model import Variant
@@ -43,10 +44,34 @@ _FIRST_ROW = Infix("+", Name("start_m"), product(Name("PART"), Name("ROWS")))
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """One forward of Hopper's family."""
+    """One forward of Hopper's family.
+
+    `kernel_of_terms`: the kernel as its consumers compute it, if products add the terms of keys to their scores.
+    """
 
     kernel: KernelPlan
     variant: Variant
+    kernel_of_terms: KernelPlan | None = None
+
+    @cached_property
+    def consumers(self) -> ForwardPlan:
+        """The plan of the warpgroups that compute up to 256 columns."""
+        return self if self.kernel_of_terms is None else TermForwardPlan(self.kernel_of_terms, self.variant, whole=self)
+
+    @property
+    def has_terms(self) -> bool:
+        """True if products add the terms of keys."""
+        return False
+
+    @property
+    def term_prologue(self) -> list[Assign]:
+        """Statements that the terms need once for each block of rows."""
+        return []
+
+    @property
+    def term_statements(self) -> list[Assign]:
+        """Statements that read the terms of a block of keys."""
+        return []
 
     @property
     def bounds(self) -> LoopBounds:
@@ -295,6 +320,10 @@ class ForwardPlan:
             shared += ["sum_parts"]
             forward += ["store_rest"]
         found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate", "concat"]}
+        if self.consumers.has_terms:
+            forward.remove("begin_block")
+            found["gl_forward"] = [*forward, "unpack_pairs"]
+            found["gl_terms"] = ["begin_block_of_terms", "make_key_terms", "term_layout"]
         if self.wide:
             shared += ["SWIZZLE_COLS", "count_pieces"]
             wide = ["compute_scores", "make_weight_ring", "make_wide_key_ring", "no_half_sums"]
@@ -410,3 +439,44 @@ class ForwardPlan:
         """True if the statements of a block name the warpgroup."""
         steps = (*self.masked.parts, *self.plain.parts)
         return self.variant.dropout or "PART" in uses(steps, self.prologue)
+
+
+@dataclass(frozen=True)
+class TermForwardPlan(ForwardPlan):
+    """The warps of a forward whose products add the terms of keys. The producer of keys computes the terms.
+
+    `whole`: the plan of the other warps, and of the kernel for more than 256 columns.
+    """
+
+    whole: ForwardPlan | None = None
+
+    @property
+    def visited_keys(self) -> VisitFunction | None:
+        assert self.whole is not None
+        return self.whole.visited_keys
+
+    @property
+    def has_terms(self) -> bool:
+        return True
+
+    @property
+    def term(self) -> Code:
+        """The terms of a block of keys, from what `term_prologue` and `term_statements` define."""
+        assert self.kernel.key_term is not None
+        return self.kernel.key_term
+
+    @property
+    def term_prologue(self) -> list[Assign]:
+        return needed(self.kernel.prologue, uses(self.term_statements, self.term))
+
+    @property
+    def term_statements(self) -> list[Assign]:
+        read = thread_reads(self.kernel.key_statements)
+        return [rewritten(s, lambda value: with_key_vector(value, OWN_KEYS)) for s in read]
+
+    @cached_property
+    def keys(self) -> Role:
+        """The producer of keys, values and terms."""
+        found = super().keys
+        reads = found.reads | uses(self.term_prologue, self.term_statements, self.term)
+        return self._producer(reads, " ".join(["scale", *found.tensors, *found.literals]))

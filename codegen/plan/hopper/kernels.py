@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen.analysis.call_modes import Mode, split_mask
-from codegen.analysis.gradients import GradientKind, GradientTerm
+from codegen.analysis.gradients import GradientKind, GradientTerm, decay_load
 from codegen.analysis.mask_runs import Limits, split_limits
 from codegen.analysis.schedule import BlockAnalysis
 from codegen.analysis.score_bounds import bounds, fixed_reference
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Level
 from codegen.plan.code.logits import PRODUCT, Logits, logits
-from codegen.plan.code.statements import uses
-from codegen.plan.code.tree import Broadcast, Code, Infix, Name
+from codegen.plan.code.statements import needed, rewritten, uses, vectors
+from codegen.plan.code.tree import Broadcast, Code, Infix, Name, rebuilt
 from codegen.plan.kernels.assembly import key_kernel, query_kernel
 from codegen.plan.kernels.builder import KernelBuilder, unless_true
 from codegen.plan.kernels.far_blocks import SUMS, far_blocks, far_score, limits, sums
@@ -51,6 +51,38 @@ def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
 def forward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
     """The kernel of o and lse. It adds the part of a score that all keys of a row share to the row's maximum."""
     return forward_kernel(variant, analysis, sign, sign.constants())[0]
+
+
+def forward_of_terms(
+    variant: Variant, analysis: BlockAnalysis, sign: Signatures, whole: KernelPlan
+) -> KernelPlan | None:
+    """The forward `whole`, if products can add the part of a score that all rows of a key share; else None.
+
+    They can add a log-decay, if the rest of the score is the scaled product, without dropout. Keys and rows count it
+    from the key at the place of a block's first row, so that it stays small for near keys.
+    """
+    found, mode = logits(variant, sign.mode), sign.mode
+    decay = expr.sub(decay_load("q", mode), decay_load("kv", mode))
+    if not variant.decay or variant.dropout or found.logit != expr.add(PRODUCT, decay):
+        return None
+    own = replace(found, logit=PRODUCT, linear=True, row_term=decay_load("q", mode))
+    builder = HopperBuilder(variant, mode, own, query_axis=0)
+    plan = query_kernel(builder, analysis, sign, name="hopper_fwd", args=sign.fwd(), constants=sign.constants())
+    assert whole.partial is not None
+    assert plan.row_term is not None
+    of_keys = needed(vectors(whole.partial.statements), {"decay_kv"})
+    first = Infix("+", Name("start_m"), Name("q_shift")) if plan.has_offset else Name("start_m")
+    vector = {Name("kv_idx"), Name("cols")}
+    start = rewritten(of_keys[-1], lambda code: rebuilt(code, lambda node: first if node in vector else None))
+    start = replace(start, targets=("decay_start",), level=Level.UNIFORM)
+    return replace(
+        plan,
+        prologue=[*plan.prologue, start],
+        row_term=Infix("-", plan.row_term, Name("decay_start")),
+        key_term=Infix("-", Name("decay_start"), Name("decay_kv")),
+        key_statements=of_keys,
+        leaves_runs=whole.leaves_runs,
+    )
 
 
 def forward_kernel(

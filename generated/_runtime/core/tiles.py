@@ -103,7 +103,7 @@ class HopperFamily:
         arch: the only chip that runs these kernels.
         launch_warps: warps that a kernel is launched with: one warpgroup, which starts the others.
         least_head_dim: the smallest head_dim.
-        long_forward_tile: of long dense calls at 64 columns, if the score is the scaled product and every query attends
+        long_forward_tile: of long dense calls at 64 columns, if products compute whole scores and every query attends
             to one key range that starts at key 0.
         mixed_forward_tile: if q and k have 129 to 192 columns, and v at most 128.
         wide_forward_tile: of the forward of more columns than `forward_tiles` have, up to `most_columns`.
@@ -149,6 +149,8 @@ class VariantTraits:
 
     Attributes:
         score_is_scaled_product: the score is the scaled product of query and key: no score expression, no dropout.
+        products_add_terms: the score is the scaled product and a term of each key, such as a log-decay, which Hopper's
+            forward adds by products; no dropout.
         score_is_capped: the score is a number times the tanh of a multiple of the product, and nothing else has a
             gradient.
         score_is_cheap: the score expression calls no function and reads nothing per key or pair; no dropout.
@@ -174,6 +176,7 @@ class VariantTraits:
     """
 
     score_is_scaled_product: bool
+    products_add_terms: bool
     score_is_capped: bool
     score_is_cheap: bool
     score_is_overlapped: bool

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: 3ddc084dd2f419aa
+# hash: 345c6aff10a6fa38
 """Forward of `forgetting`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -41,6 +41,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..._runtime.device.gl import (
     LN2,
+    LOG2E,
     SWIZZLE_COLS,
     HeadRows,
     count_pieces,
@@ -55,7 +56,6 @@ from ..._runtime.device.gl import (
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
-    begin_block,
     begin_pv,
     change_turns,
     end_pv,
@@ -71,6 +71,7 @@ from ..._runtime.device.gl_forward import (
 )
 from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
 from ..._runtime.device.gl_math import clamp_index
+from ..._runtime.device.gl_terms import begin_block_of_terms, make_key_terms, term_layout
 from ..._runtime.device.gl_versions import aggregate, concat
 
 
@@ -177,6 +178,61 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
+def produce_keys_and_terms(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Copy the keys and values of each block that the rows of a work item visit, and compute the terms of the keys."""
+    k_desc, v_desc, kv_ring, work_ring, key_terms, pointers, strides, numbers = arguments
+    decay_ptr, ranges_ptr, q_offset = pointers
+    stride_decay_0, stride_decay_1, stride_ranges_b = strides
+    decay_size_2, q_len, kv_len, num_heads, group_size, scale = numbers
+    OWN_KEY: gl.constexpr = gl.SliceLayout(1, term_layout(BLOCK_N))
+    # Consumers multiply the terms by the scale, as they do the product.
+    inverse_scale = 1.0 / (scale * LOG2E)
+    kv_turn = 0
+    # The values follow their keys by one turn. The first turn takes values from behind the last key, which are zeros.
+    v_rows, v_start = HeadRows(gl.cast(0, gl.int32), gl.cast(0, gl.int32)), kv_len
+    num_blocks = gl.cdiv(q_len, BLOCK_M)
+    work_turn = 0
+    item = Work(*work_ring.receive(work_turn, 1)).item
+    while item >= 0:
+        head, block = item // num_blocks, item % num_blocks
+        b = (head // num_heads).to(gl.int64)
+        h = (head % num_heads).to(gl.int64)
+        hkv = h // group_size
+        start_m = block * BLOCK_M
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        kv_begin, full_begin, gap, num_partial, num_full, num_masked = visited_keys(
+            b, ranges_ptr, start_m, stride_ranges_b, BLOCK_M, BLOCK_N
+        )
+        kv_rows = HeadRows(b.to(gl.int32), hkv.to(gl.int32))
+        decay_start = gl.load(
+            decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(start_m + q_shift, decay_size_2)
+        )
+        for nth in range(num_masked):
+            start_n = kv_begin + nth * BLOCK_N
+            start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
+            start_n = gl.where(start_n < kv_len, start_n, 0)
+            if num_partial == 0:
+                start_n = full_begin
+            own_col = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_col, decay_size_2))
+            kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
+            key_terms.put((decay_start - decay_kv) * inverse_scale, kv_ring.k, kv_turn)
+            v_rows, v_start = kv_rows, start_n
+            kv_turn += 1
+        for nth in range(num_masked - num_partial, num_full):
+            start_n = full_begin + nth * BLOCK_N
+            own_col = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_col, decay_size_2))
+            kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
+            key_terms.put((decay_start - decay_kv) * inverse_scale, kv_ring.k, kv_turn)
+            v_rows, v_start = kv_rows, start_n
+            kv_turn += 1
+        work_turn += 1
+        item = Work(*work_ring.receive(work_turn, 1)).item
+    kv_ring.v.send(v_desc, v_rows, v_start, kv_turn)
+
+
+@gluon.jit
 def consume(
     arguments,
     PART: gl.constexpr,
@@ -190,7 +246,7 @@ def consume(
     BLOCK_N: gl.constexpr,
 ):
     """Compute the rows of warpgroup PART of each work item."""
-    q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
+    q_ring, kv_ring, key_terms, work_ring, pointers, strides, numbers = arguments
     q_segment_ids_ptr, kv_segment_ids_ptr, decay_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr = pointers
     (
         stride_ob,
@@ -216,6 +272,7 @@ def consume(
     OWN_KEY: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     PARTS: gl.constexpr = BLOCK_M // ROWS
     Q_BLOCKS: gl.constexpr = q_ring.stages // PARTS
+    qk_scale = scale * LOG2E
     kv_turn, q_turn = 0, 0
     if PART == PARTS - 1:
         change_turns("arrive", 0)
@@ -245,6 +302,9 @@ def consume(
             + clamp_index(rows, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
         )
         decay_q = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_row, decay_size_2))
+        decay_start = gl.load(
+            decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(start_m + q_shift, decay_size_2)
+        )
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
@@ -261,34 +321,34 @@ def consume(
                 if POSITIONS
                 else own_col
             )
-            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_col, decay_size_2))
             own_segment = gl.load(
                 kv_segment_ids_ptr
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
             )
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
-            decay_kv = gl.convert_layout(decay_kv, KEY)
-            logit = qk
+            qk, acc = begin_block_of_terms(
+                q_tile, p_pairs, acc, kv_ring, key_terms, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM
+            )
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
                 kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
                 keep = q_idx[:, None] >= kv_idx[None, :]
                 if RAGGED:
                     keep = keep & (cols < kv_len)[None, :]
-                logit = gl.where(keep, logit, float("-inf"))
+                qk = gl.where(keep, qk, float("-inf"))
                 kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
-                logit = gl.where(
+                qk = gl.where(
                     (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
                     & (kv_segment_ids_kv != padding_id)[None, :],
-                    logit,
+                    qk,
                     float("-inf"),
                 )
-            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
+            # The part of a score that all keys of a row share.
+            row_term = decay_q - decay_start
+            max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale + row_term)
             # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(logit - (max_ref - decay_q)[:, None])  # [ROWS, BLOCK_N]
+            p = gl.exp2(qk * qk_scale - (max_ref - row_term)[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
@@ -302,17 +362,14 @@ def consume(
                 acc = rescale(acc, alpha)
             kv_turn += 1
 
-        for nth in range(work.num_plain):
-            start_n = (work.first_plain + nth) * BLOCK_N
-            own_col = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
-            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + own_col)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
-            decay_kv = gl.convert_layout(decay_kv, KEY)
-            logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
-            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
-            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
-            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(logit - (max_ref - decay_q)[:, None])  # [ROWS, BLOCK_N]
+        for _ in range(work.num_plain):
+            qk, acc = begin_block_of_terms(
+                q_tile, p_pairs, acc, kv_ring, key_terms, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM
+            )
+            # The part of a score that all keys of a row share.
+            row_term = decay_q - decay_start
+            max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale + row_term)
+            p = gl.exp2(qk * qk_scale - (max_new - row_term)[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
@@ -424,10 +481,12 @@ def forgetting_segmented_hopper_fwd(
     )
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1, PIECES)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, PIECES, V_PIECES)
+    key_terms = make_key_terms(BLOCK_N, STAGES)
     work_ring = make_work_ring(8, PARTS + 1)
     consumer = (
         q_ring,
         kv_ring,
+        key_terms,
         work_ring,
         (q_segment_ids_ptr, kv_segment_ids_ptr, decay_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr),
         (
@@ -446,7 +505,16 @@ def forgetting_segmented_hopper_fwd(
     )
     CONSTANTS: gl.constexpr = (stride_os, POSITIONS, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, ranges_ptr, q_offset, stride_ranges_b, q_len, num_heads, batch, work_counter_ptr)
-    keys = (k_desc, v_desc, kv_ring, work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size)
+    keys = (
+        k_desc,
+        v_desc,
+        kv_ring,
+        work_ring,
+        key_terms,
+        (decay_ptr, ranges_ptr, q_offset),
+        (stride_decay_0, stride_decay_1, stride_ranges_b),
+        (decay_size_2, q_len, kv_len, num_heads, group_size, scale),
+    )
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     if PARTS == 3:
         gl.warp_specialize(
@@ -455,10 +523,10 @@ def forgetting_segmented_hopper_fwd(
                 (consume, concat((consumer, 1), CONSTANTS)),
                 (consume, concat((consumer, 2), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
-                (produce_keys, (keys, BLOCK_M, BLOCK_N)),
+                (produce_keys_and_terms, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 4, 1, 1],
-            worker_num_regs=[160, 160, 24, 24],
+            worker_num_regs=[160, 160, 32, 32],
         )
     else:
         gl.warp_specialize(
@@ -466,10 +534,10 @@ def forgetting_segmented_hopper_fwd(
                 (consume, concat((consumer, 0), CONSTANTS)),
                 (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
-                (produce_keys, (keys, BLOCK_M, BLOCK_N)),
+                (produce_keys_and_terms, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1, 1],
-            worker_num_regs=[240, 24, 24],
+            worker_num_regs=[240, 32, 32],
         )
 
 

@@ -120,7 +120,10 @@ def test_offsets(variant: str, offset: int | str) -> None:
 
 
 HAS_LONG_TILE = [
-    variant for variant in HAS_FAMILY if TRAITS[variant].score_is_scaled_product and TRAITS[variant].keys_start_at_zero
+    variant
+    for variant in HAS_FAMILY
+    if (TRAITS[variant].score_is_scaled_product or TRAITS[variant].products_add_terms)
+    and TRAITS[variant].keys_start_at_zero
 ]
 
 

@@ -52,12 +52,12 @@ def forwards_run_on_hopper(variant: str, columns: int) -> bool:
 @with_modes
 @with_variants
 def test_forward_tile_is_the_tables(variant: str, mode: str) -> None:
-    """The tile of long calls serves dense calls of the narrowest tile whose score is the scaled product."""
+    """The tile of long calls serves dense calls of the narrowest tile whose products compute whole scores."""
     for columns, length in itertools.product(WIDTHS, LENGTHS):
         tile = forward(variant, mode, head_dims=square(columns), length=length, family="hopper")
         if tile == FAMILY.long_forward_tile:
             assert (mode, columns) == ("dense", min(WIDTHS))
-            assert TRAITS[variant].score_is_scaled_product
+            assert TRAITS[variant].score_is_scaled_product or TRAITS[variant].products_add_terms
             assert TRAITS[variant].keys_start_at_zero
             assert length >= FAMILY.long_forward_from_if_alike
         else:
@@ -112,6 +112,12 @@ def test_forwards_have_more_keys_a_tile_if_columns_are_not_stored() -> None:
     )
     for head_dims in ((193, 128), (192, 129), (128, 192), (192, 192)):
         assert forward("causal", head_dims=head_dims) == FAMILY.forward_tiles[256]
+
+
+def test_forwards_whose_products_add_terms_have_the_tiles_of_plain_ones_if_shared_memory_suffices() -> None:
+    assert forward("forgetting", head_dims=(192, 128)) == FAMILY.forward_tiles[256]
+    assert forward("forgetting", head_dims=(64, 64), length=FAMILY.long_forward_from) == FAMILY.long_forward_tile
+    assert forward("forgetting", head_dims=(64, 64), length=FAMILY.long_forward_from - 1) == FAMILY.forward_tiles[64]
 
 
 def test_backward_of_long_key_ranges_is_one_kernel() -> None:
