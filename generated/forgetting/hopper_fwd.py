@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: 18a77f8b407a9411
+# hash: bcddf3f3616d36df
 """Forward of `forgetting` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -24,6 +24,9 @@ log2(e), so that each exponential is one `exp2`. `templates/hopper/README.md` ha
 For more than 256 columns of q or v there is `forgetting_hopper_fwd_wide`: the sums over the values of 64 rows do
 not fit the registers of one warpgroup. `compute_weights` hands the weights of each block through shared memory to
 two warpgroups that run `add_values`, each for half of the columns of o.
+
+Products add the log-decay of each key to its scores, as 16 more columns of q and k: `_runtime/device/gl_terms.py`
+says how. The kernel for more than 256 columns adds it score by score.
 """
 
 from triton.experimental import gluon

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: d2ee1812c5b5a252
+# hash: fd7161065ce77c7a
 """Forward of `forgetting_pruned` on Hopper: `o = softmax(score) v`.
 
     keep       q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
@@ -30,6 +30,9 @@ memory to two warpgroups that run `add_values`, each for half of the columns of 
 
 Tensors of the call say how many keys a block visits, so work is scheduled dynamically: a producer warp
 takes the next work item from a counter in memory.
+
+Products add the log-decay of each key to its scores, as 16 more columns of q and k: `_runtime/device/gl_terms.py`
+says how. The kernel for more than 256 columns adds it score by score.
 """
 
 from triton.experimental import gluon

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: cd6f91bf6ab62d78
+# hash: fbc0164247190b67
 """Forward of `forgetting`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -29,6 +29,9 @@ memory to two warpgroups that run `add_values`, each for half of the columns of 
 
 Sequences have any lengths, so work is scheduled dynamically: a producer warp takes the next work item from a
 counter in memory. Tiles are clipped at the ends of a sequence, so that none holds rows of another.
+
+Products add the log-decay of each key to its scores, as 16 more columns of q and k: `_runtime/device/gl_terms.py`
+says how. The kernel for more than 256 columns adds it score by score.
 """
 
 from triton.experimental import gluon

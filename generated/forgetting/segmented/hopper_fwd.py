@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: 345c6aff10a6fa38
+# hash: 4fe73cd2c485cf7c
 """Forward of `forgetting`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -33,6 +33,9 @@ shared memory to two warpgroups that run `add_values`, each for half of the colu
 
 Tensors of the call say how many keys a block visits, so work is scheduled dynamically: a producer warp
 takes the next work item from a counter in memory.
+
+Products add the log-decay of each key to its scores, as 16 more columns of q and k: `_runtime/device/gl_terms.py`
+says how. The kernel for more than 256 columns adds it score by score.
 """
 
 from triton.experimental import gluon

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: ab9a83d8b6244f4c
+# hash: 146846f404ac7770
 """Forward of `forgetting_pruned`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx and kv_idx >= first_key[h, q_idx]
@@ -32,6 +32,9 @@ shared memory to two warpgroups that run `add_values`, each for half of the colu
 
 Sequences have any lengths, so work is scheduled dynamically: a producer warp takes the next work item from a
 counter in memory. Tiles are clipped at the ends of a sequence, so that none holds rows of another.
+
+Products add the log-decay of each key to its scores, as 16 more columns of q and k: `_runtime/device/gl_terms.py`
+says how. The kernel for more than 256 columns adds it score by score.
 """
 
 from triton.experimental import gluon

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: c640bece635fde69
+# hash: f4993c02b83ad11e
 """Forward of `forgetting_pruned`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and kv_idx >= first_key[b, h, q_row] and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -35,6 +35,9 @@ through shared memory to two warpgroups that run `add_values`, each for half of 
 
 Tensors of the call say how many keys a block visits, so work is scheduled dynamically: a producer warp
 takes the next work item from a counter in memory.
+
+Products add the log-decay of each key to its scores, as 16 more columns of q and k: `_runtime/device/gl_terms.py`
+says how. The kernel for more than 256 columns adds it score by score.
 """
 
 from triton.experimental import gluon
