@@ -33,9 +33,9 @@ class VariantPlan(InMode):
     """All kernels of a variant in one mode, and what its ops need to know. Names of kernels begin with `symbol`.
 
     `variant` is the `written` variant, specialised for the mode. `hopper_fwd_wide` names the kernel for more than 256
-    columns, which has the plan of `hopper_fwd`. `hopper_fwd_of_terms` is that plan for up to 256 columns, if products add
-    a term of each key to the scores. The kernels `hopper_split_...` exist if the score is the scaled product
-    and nothing else has a gradient.
+    columns, which has the plan of `hopper_fwd`. `hopper_fwd_of_terms` is that plan for up to 256 columns, if products
+    add a term of each key to the scores. The kernels `hopper_split_...` exist if the score is the scaled product and
+    nothing else has a gradient.
     """
 
     written: Variant
