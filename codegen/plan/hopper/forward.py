@@ -314,15 +314,15 @@ class ForwardPlan:
         parts: list[Part] = [*self.visits, *self.producer_prologue, *self.prologue, self.kernel.row_term]
         parts += [*self.masked.parts, *self.plain.parts]
         shared += ["LOG2E"] if self.kernel.linear or self.variant.sink or "LOG2E" in uses(parts) else []
-        forward = ["ROWS", "add_lanes", "begin_block", "begin_pv", "change_turns", "end_pv", "lane_layout"]
+        forward = ["ROWS", "add_lanes", "begin_pv", "change_turns", "end_pv", "lane_layout"]
         forward += ["make_key_ring", "pack_pairs", "query_stages", "raise_maximum", "rescale", "store_rows"]
         if not self.fp8:
             shared += ["sum_parts"]
             forward += ["store_rest"]
         found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate", "concat"]}
-        if self.consumers.has_terms:
-            forward.remove("begin_block")
-            found["gl_forward"] = [*forward, "unpack_pairs"]
+        if not self.consumers.has_terms:
+            found["gl_forward"].append("begin_block")
+        else:
             found["gl_terms"] = ["begin_block_of_terms", "make_key_terms", "term_layout"]
         if self.wide:
             shared += ["SWIZZLE_COLS", "count_pieces"]
