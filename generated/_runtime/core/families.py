@@ -67,9 +67,7 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
         return family.wide_forward_tile
     cols = _widest(head_dims)
     long_from = family.long_forward_from_if_alike if traits.rows_are_alike else family.long_forward_from
-    by_products = traits.score_is_scaled_product or traits.products_add_terms
-    suits_long_tile = by_products and traits.keys_start_at_zero
-    if mode == "dense" and cols == 64 and length >= long_from and suits_long_tile:
+    if mode == "dense" and cols == 64 and length >= long_from and traits.suits_long_tile:
         return family.long_forward_tile
     head_dim, head_dim_v = head_dims
     # The terms of keys do not fit beside the mixed tile.

@@ -103,8 +103,8 @@ class HopperFamily:
         arch: the only chip that runs these kernels.
         launch_warps: warps that a kernel is launched with: one warpgroup, which starts the others.
         least_head_dim: the smallest head_dim.
-        long_forward_tile: of long dense calls at 64 columns, if products compute whole scores and every query attends
-            to one key range that starts at key 0.
+        long_forward_tile: of long dense calls at 64 columns, if products compute whole scores and every query
+            attends to one key range that starts at key 0.
         mixed_forward_tile: if q and k have 129 to 192 columns, and v at most 128.
         wide_forward_tile: of the forward of more columns than `forward_tiles` have, up to `most_columns`.
         least_half: the smallest head_dim of what is added up in two halves there.
@@ -194,3 +194,8 @@ class VariantTraits:
     hopper_reads_latents: bool
     splits_gradients: bool
     takes_fp8: bool
+
+    @property
+    def suits_long_tile(self) -> bool:
+        """Whether long dense calls at 64 columns run with the family's `long_forward_tile`."""
+        return (self.score_is_scaled_product or self.products_add_terms) and self.keys_start_at_zero

@@ -119,12 +119,7 @@ def test_offsets(variant: str, offset: int | str) -> None:
     check_results(variant, inputs, got, q_offset=offset)
 
 
-HAS_LONG_TILE = [
-    variant
-    for variant in HAS_FAMILY
-    if (TRAITS[variant].score_is_scaled_product or TRAITS[variant].products_add_terms)
-    and TRAITS[variant].keys_start_at_zero
-]
+HAS_LONG_TILE = [variant for variant in HAS_FAMILY if TRAITS[variant].suits_long_tile]
 
 
 @pytest.mark.parametrize("variant", HAS_LONG_TILE)

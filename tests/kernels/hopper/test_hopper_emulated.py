@@ -178,8 +178,7 @@ def test_forward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: s
 
 
 def has_long_tile(variant: str) -> bool:
-    traits = kernels.TRAITS[variant]
-    return bool(traits.keys_start_at_zero and (traits.score_is_scaled_product or traits.products_add_terms))
+    return bool(kernels.TRAITS[variant].suits_long_tile)
 
 
 @pytest.mark.parametrize("name", ["cut blocks", "rows without keys", "five blocks"])
