@@ -52,7 +52,9 @@ class Sides:
     """A logit as `products * scaled product + keys + rows + block`: terms per pair, per key, per row and per block.
 
     Positions are counted from the start of their block, and a key's log-decay relative to that of the block's first
-    key. All terms stay small for near keys even in a long sequence, so that float32 rounds little away.
+    key. If a sum is split `from_rows`, there is no term per block, and positions and log-decays of keys are counted
+    from the key at the place of the block's first row. All terms stay small for near keys even in a long sequence, so
+    that float32 rounds little away.
     """
 
     products: int = 0
@@ -61,32 +63,33 @@ class Sides:
     block: Expr = NOTHING
 
 
-def split_sides(logit: Expr, product: Expr, *, in_order: bool = True) -> Sides | None:
+def split_sides(logit: Expr, product: Expr, *, in_order: bool = True, from_rows: bool = False) -> Sides | None:
     """The logit as such a sum with exactly one product; None if it is not one. `in_order` as for `split_rows`."""
-    sides = _sides(logit, product, in_order)
+    sides = _sides(logit, product, in_order, from_rows)
     if sides is None or sides.products != 1 or (not in_order and _takes_distances_apart(sides.rows, sides.keys)):
         return None
     return sides
 
 
-def _sides(e: Expr, product: Expr, in_order: bool) -> Sides | None:
+def _sides(e: Expr, product: Expr, in_order: bool, from_rows: bool) -> Sides | None:
     if e == product:
         return Sides(products=1)
     own = level(e)
     if own is Level.UNIFORM:
-        return Sides(block=e)
-    if in_order and e == expr.to_float(_ROW):
+        return Sides(rows=e) if from_rows else Sides(block=e)
+    if in_order and e == expr.to_float(_ROW) and not from_rows:
         return Sides(rows=_as_float(expr.sub(_ROW, _ROW_START)), block=_as_float(_ROW_START))
+    start = _ROW_START if from_rows else _START
     if in_order and e == expr.to_float(_KEY):
-        return Sides(keys=_as_float(expr.sub(_KEY, _START)), block=_as_float(_START))
+        return _counted(_as_float(expr.sub(_KEY, start)), _as_float(start), from_rows)
     if isinstance(e, Load) and e.tensor == DECAY.name and own is Level.KEY:
-        first = expr.substitute(e, dict.fromkeys((_KEY.name, _PLACE.name), _START))
-        return Sides(keys=expr.sub(e, first), block=first)
+        first = expr.substitute(e, dict.fromkeys((_KEY.name, _PLACE.name), start))
+        return _counted(expr.sub(e, first), first, from_rows)
     if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
-        parts = [_sides(arg, product, in_order) for arg in e.args]
+        parts = [_sides(arg, product, in_order, from_rows) for arg in e.args]
         return _summed(e.op, [part for part in parts if part is not None]) if None not in parts else None
     if isinstance(e, Op) and e.op == "mul" and level(e.args[0]) is Level.UNIFORM:
-        factor, part = e.args[0], _sides(e.args[1], product, in_order)
+        factor, part = e.args[0], _sides(e.args[1], product, in_order, from_rows)
         if part is None or part.products:
             return None
         return Sides(
@@ -95,6 +98,11 @@ def _sides(e: Expr, product: Expr, in_order: bool) -> Sides | None:
     if own is Level.KEY:
         return Sides(keys=e)
     return Sides(rows=e) if own is Level.QUERY else None
+
+
+def _counted(keys: Expr, start: Expr, from_rows: bool) -> Sides:
+    """A term of keys, counted from that of one key, `start`."""
+    return Sides(keys=keys, rows=start) if from_rows else Sides(keys=keys, block=start)
 
 
 def _summed(op: str, parts: list[Sides]) -> Sides:

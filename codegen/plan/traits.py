@@ -59,7 +59,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         score_is_scaled_product=score_is_scaled_product(dense),
         products_add_terms=products_add_terms(dense),
         score_is_capped=score_is_capped(dense),
-        score_is_cheap=_score_is_cheap(variant),
+        score_is_cheap=_score_is_cheap(dense),
         score_is_overlapped=_score_is_overlapped(dense),
         keys_start_at_zero=keys_start_at_zero(dense),
         rows_are_alike=rows_are_alike(dense),
@@ -95,9 +95,13 @@ def score_is_capped(planned: VariantPlan) -> bool:
     return full is not None and not own and exponentials(full.logit, Literal(0.0)) is not None
 
 
-def _score_is_cheap(variant: Variant) -> bool:
-    """True if a score costs a few instructions: its expression calls no function and reads nothing per key or pair, and
-    it draws no random number. A log-decay counts as cheap: it reads one vector for each block of keys."""
+def _score_is_cheap(planned: VariantPlan) -> bool:
+    """True if a score costs a few instructions: products add its terms, or its expression calls no function and reads
+    nothing per key or pair, and it draws no random number. A log-decay counts as cheap: it reads one vector for each
+    block of keys."""
+    variant = planned.variant
+    if products_add_terms(planned):
+        return True
     nodes = expr.walk(variant.score) if variant.score is not None else ()
     expensive = (
         (isinstance(node, Op) and node.op in expr.FLOAT_FUNCTIONS)

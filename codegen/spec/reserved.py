@@ -79,7 +79,7 @@ _WORDS = """
     head_parts hopper_bwd hopper_delta in_fragments k_lap lse_desc
     num_key_blocks own_start q_turn row_delta row_lse sum_index
 
-    begin_block_of_terms decay_start inverse_scale key_terms make_key_terms produce_keys_and_terms term_layout
+    inverse_scale key_terms make_key_terms produce_keys_and_terms term_layout
 
     at_columns columns_before run_bits run_end run_first run_gap_end run_gap_first
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 7b7341202c70aa0e
+# hash: bf53f360f24af860
 """Forward of `alibi` on Hopper: `o = softmax(score) v`.
 
     keep   q_idx >= kv_idx
@@ -25,6 +25,9 @@ log2(e), so that each exponential is one `exp2`. `templates/hopper/README.md` ha
 For more than 256 columns of q or v there is `alibi_hopper_fwd_wide`: the sums over the values of 64 rows do not
 fit the registers of one warpgroup. `compute_weights` hands the weights of each block through shared memory to two
 warpgroups that run `add_values`, each for half of the columns of o.
+
+Products add the part of a score that all rows of a key share, as 16 more columns of q and k:
+`_runtime/device/gl_terms.py` says how. The kernel for more than 256 columns adds it score by score.
 """
 
 from triton.experimental import gluon
@@ -33,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .._runtime.device.gl import (
     LN2,
+    LOG2E,
     SWIZZLE_COLS,
     HeadRows,
     at_columns,
@@ -66,6 +70,7 @@ from .._runtime.device.gl_forward import (
     unpack_pairs,
 )
 from .._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
+from .._runtime.device.gl_terms import make_key_terms, term_layout
 from .._runtime.device.gl_versions import aggregate, concat
 
 
@@ -170,6 +175,75 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
 
 
 @gluon.jit
+def produce_keys_and_terms(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Copy the keys and values of each block that the rows of a work item visit, and compute the terms of the keys."""
+    (
+        k_desc,
+        v_desc,
+        kv_ring,
+        key_terms,
+        slope_ptr,
+        q_offset,
+        stride_slope_0,
+        q_len,
+        kv_len,
+        num_heads,
+        group_size,
+        scale,
+        batch,
+    ) = arguments
+    OWN_KEY: gl.constexpr = gl.SliceLayout(1, term_layout(BLOCK_N))
+    # Consumers multiply the terms by the scale, as they do the product.
+    inverse_scale = 1.0 / (scale * LOG2E)
+    kv_turn = 0
+    # The values follow their keys by one turn. The first turn takes values from behind the last key, which are zeros.
+    v_rows, v_start = HeadRows(gl.cast(0, gl.int32), gl.cast(0, gl.int32)), kv_len
+    num_blocks = gl.cdiv(q_len, BLOCK_M)
+    # Later rows see more keys: blocks are counted from the last one.
+    num_items, single_heads = count_items(num_blocks, num_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, from_end, num_taken = balanced_blocks(item, num_items, num_blocks, num_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            block = gl.where(nth_block == 0, num_blocks - 1 - from_end, from_end)
+            b = (head // num_heads).to(gl.int64)
+            h = (head % num_heads).to(gl.int64)
+            hkv = h // group_size
+            start_m = block * BLOCK_M
+            q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+            full_end, num_partial, num_full, num_masked = visited_keys(
+                kv_len, q_len, q_shift, start_m, BLOCK_M, BLOCK_N
+            )
+            kv_rows = HeadRows(b.to(gl.int32), hkv.to(gl.int32))
+            slope_val = gl.load(slope_ptr + h * stride_slope_0)
+            row_start = start_m + q_shift
+            for nth in range(num_masked):
+                start_n = full_end + nth * BLOCK_N
+                start_n = gl.where(num_partial > 0, start_n, 0)
+                own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+                kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
+                key_terms.put(
+                    (1.4426950408889634 * slope_val * (own_key - row_start).to(gl.float32)) * inverse_scale,
+                    kv_ring.k,
+                    kv_turn,
+                )
+                v_rows, v_start = kv_rows, start_n
+                kv_turn += 1
+            for nth in range(num_masked - num_partial, num_full):
+                start_n = nth * BLOCK_N
+                own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+                kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
+                key_terms.put(
+                    (1.4426950408889634 * slope_val * (own_key - row_start).to(gl.float32)) * inverse_scale,
+                    kv_ring.k,
+                    kv_turn,
+                )
+                v_rows, v_start = kv_rows, start_n
+                kv_turn += 1
+
+    kv_ring.v.send(v_desc, v_rows, v_start, kv_turn)
+
+
+@gluon.jit
 def consume(
     arguments,
     PART: gl.constexpr,
@@ -182,7 +256,7 @@ def consume(
     BLOCK_N: gl.constexpr,
 ):
     """Compute the rows of warpgroup PART of each work item."""
-    q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
+    q_ring, kv_ring, key_terms, work_ring, pointers, strides, numbers = arguments
     slope_ptr, o_ptr, lse_ptr = pointers
     stride_ob, stride_oh, stride_slope_0 = strides
     q_len, kv_len, num_heads, scale = numbers
@@ -196,6 +270,7 @@ def consume(
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
     PARTS: gl.constexpr = BLOCK_M // ROWS
     Q_BLOCKS: gl.constexpr = q_ring.stages // PARTS
+    qk_scale = scale * LOG2E
     kv_turn, q_turn = 0, 0
     if PART == PARTS - 1:
         change_turns("arrive", 0)
@@ -215,6 +290,7 @@ def consume(
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
         q_idx = rows + q_shift
         slope_val = gl.load(slope_ptr + h * stride_slope_0)
+        row_start = start_m + q_shift
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
@@ -224,28 +300,24 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
-            logit = qk
+            qk, acc = begin_block(
+                q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM, key_terms
+            )
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                logit = (
-                    1.4426950408889634 * scale * qk
-                    + (1.4426950408889634 * slope_val * (kv_idx - start_n).to(gl.float32))[None, :]
-                )
                 run_end = q_idx + 1
                 if RAGGED:
                     run_end = gl.minimum(run_end, kv_len)
                 run_bits = columns_before(run_end - start_n, KEY, BLOCK_N)
                 keep = at_columns(run_bits, KEY, BLOCK_N)
 
-                logit = gl.where(keep, logit, float("-inf"))
+                qk = gl.where(keep, qk, float("-inf"))
             # The part of a score that all keys of a row share.
-            row_term = 1.4426950408889634 * slope_val * (start_n.to(gl.float32) - q_idx.to(gl.float32))
-            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + row_term)
+            row_term = 1.4426950408889634 * slope_val * (row_start.to(gl.float32) - q_idx.to(gl.float32))
+            max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale + row_term)
             # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(logit - (max_ref - row_term)[:, None])  # [ROWS, BLOCK_N]
+            p = gl.exp2(qk * qk_scale - (max_ref - row_term)[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
@@ -259,20 +331,14 @@ def consume(
                 acc = rescale(acc, alpha)
             kv_turn += 1
 
-        for nth in range(work.num_plain):
-            start_n = (work.first_plain + nth) * BLOCK_N
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
-            logit = (
-                1.4426950408889634 * scale * qk
-                + (1.4426950408889634 * slope_val * (kv_idx - start_n).to(gl.float32))[None, :]
+        for _ in range(work.num_plain):
+            qk, acc = begin_block(
+                q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM, key_terms
             )
             # The part of a score that all keys of a row share.
-            row_term = 1.4426950408889634 * slope_val * (start_n.to(gl.float32) - q_idx.to(gl.float32))
-            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + row_term)
-            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
-            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(logit - (max_ref - row_term)[:, None])  # [ROWS, BLOCK_N]
+            row_term = 1.4426950408889634 * slope_val * (row_start.to(gl.float32) - q_idx.to(gl.float32))
+            max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale + row_term)
+            p = gl.exp2(qk * qk_scale - (max_new - row_term)[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
@@ -351,10 +417,12 @@ def alibi_hopper_fwd(
     )
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1, PIECES)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, PIECES, V_PIECES)
+    key_terms = make_key_terms(BLOCK_N, STAGES)
     work_ring = make_work_ring(7, PARTS)
     consumer = (
         q_ring,
         kv_ring,
+        key_terms,
         work_ring,
         (slope_ptr, o_ptr, lse_ptr),
         (stride_ob, stride_oh, stride_slope_0),
@@ -362,7 +430,21 @@ def alibi_hopper_fwd(
     )
     CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch)
-    keys = (k_desc, v_desc, kv_ring, q_offset, q_len, kv_len, num_heads, group_size, batch)
+    keys = (
+        k_desc,
+        v_desc,
+        kv_ring,
+        key_terms,
+        slope_ptr,
+        q_offset,
+        stride_slope_0,
+        q_len,
+        kv_len,
+        num_heads,
+        group_size,
+        scale,
+        batch,
+    )
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     if PARTS == 3:
         gl.warp_specialize(
@@ -371,10 +453,10 @@ def alibi_hopper_fwd(
                 (consume, concat((consumer, 1), CONSTANTS)),
                 (consume, concat((consumer, 2), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
-                (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+                (produce_keys_and_terms, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 4, 1, 1],
-            worker_num_regs=[160, 160, 24, 24],
+            worker_num_regs=[160, 160, 32, 32],
         )
     else:
         gl.warp_specialize(
@@ -382,10 +464,10 @@ def alibi_hopper_fwd(
                 (consume, concat((consumer, 0), CONSTANTS)),
                 (consume, concat((consumer, 1), CONSTANTS)),
                 (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
-                (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+                (produce_keys_and_terms, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1, 1],
-            worker_num_regs=[240, 24, 24],
+            worker_num_regs=[240, 32, 32],
         )
 
 

@@ -146,8 +146,9 @@ def end_pv(acc, v_ring, turn):
 def begin_block(
     q_tile, p_pairs, acc, kv_ring, turn,
     SCORES: gl.constexpr, WEIGHTS: gl.constexpr, PART: gl.constexpr, PARTS: gl.constexpr, HEAD_DIM: gl.constexpr,
+    key_terms=None,
 ):  # fmt: skip
-    """Issue `q k^T` of a block and `p v` of the one before, and wait for the first.
+    """Issue `q k^T` of a block and `p v` of the one before, and wait for the first. `key_terms` are added to the first.
 
     The warpgroups issue their products in turn, so that each takes its exponentials beside the products of the next.
     """
@@ -157,6 +158,8 @@ def begin_block(
     change_turns("sync", PART)
     no_scores = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
     qk = begin_product(q_tile, k_tile, no_scores, HEAD_DIM, USE_ACC=False)
+    if key_terms is not None:
+        qk = key_terms.add(qk, kv_ring.k.stages, turn)
     acc = begin_pv(p_tile, acc, kv_ring.v, turn)
     change_turns("arrive", (PART + 1) % PARTS)
     qk = warpgroup_mma_wait(len(acc), deps=(qk,))

@@ -148,6 +148,11 @@ class Lowering:
         finally:
             self._named = in_block
 
+    def of_block(self, root: Expr) -> tuple[list[Assign], Code]:
+        """The statements of a loop body that compute a vector which changes in the loop, and the vector's code."""
+        statements, _ = self.block(root)
+        return statements, self._condition(root, tile=False)
+
     def offset(self, load: Load, buffer: str, *, tile: bool) -> Code:
         """The offset of an element in a buffer of the tensor's shape, in the names of the latest block."""
         return total(self._offsets(load, buffer, tile=tile))

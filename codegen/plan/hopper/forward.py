@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from codegen.plan.code import tree
 from codegen.plan.code.loop_bounds import LoopBounds
 from codegen.plan.code.statements import (
     Assign,
@@ -14,6 +15,7 @@ from codegen.plan.code.statements import (
     calls,
     defines,
     needed,
+    renamed,
     rewritten,
     uses,
     with_key_vector,
@@ -33,7 +35,7 @@ from codegen.plan.hopper.kernels import wide_forward_name
 from codegen.plan.hopper.roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
 from codegen.plan.hopper.scores import OWN_KEYS, ScoreStep, score_step
 from codegen.plan.hopper.tanh import exponentials
-from codegen.plan.hopper.thread_reads import by_distance, thread_reads
+from codegen.plan.hopper.thread_reads import OWN, by_distance
 from codegen.plan.hopper.visits import full_start, partial_start, visit_counts
 from codegen.plan.kernels.kernel import Block, KernelPlan
 from codegen.spec.model import Variant
@@ -62,6 +64,11 @@ class ForwardPlan:
     def has_terms(self) -> bool:
         """True if products add the terms of keys."""
         return False
+
+    @property
+    def plain_maximum_is_finite(self) -> bool:
+        """True if a block without the mask has a finite score for each row."""
+        return self.kernel.linear
 
     @property
     def term_prologue(self) -> list[Assign]:
@@ -314,16 +321,14 @@ class ForwardPlan:
         parts: list[Part] = [*self.visits, *self.producer_prologue, *self.prologue, self.kernel.row_term]
         parts += [*self.masked.parts, *self.plain.parts]
         shared += ["LOG2E"] if self.kernel.linear or self.variant.sink or "LOG2E" in uses(parts) else []
-        forward = ["ROWS", "add_lanes", "begin_pv", "change_turns", "end_pv", "lane_layout"]
+        forward = ["ROWS", "add_lanes", "begin_block", "begin_pv", "change_turns", "end_pv", "lane_layout"]
         forward += ["make_key_ring", "pack_pairs", "query_stages", "raise_maximum", "rescale", "store_rows"]
         if not self.fp8:
             shared += ["sum_parts"]
             forward += ["store_rest"]
         found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate", "concat"]}
-        if not self.consumers.has_terms:
-            found["gl_forward"].append("begin_block")
-        else:
-            found["gl_terms"] = ["begin_block_of_terms", "make_key_terms", "term_layout"]
+        if self.consumers.has_terms:
+            found["gl_terms"] = ["make_key_terms", "term_layout"]
         if self.wide:
             shared += ["SWIZZLE_COLS", "count_pieces"]
             wide = ["compute_scores", "make_weight_ring", "make_wide_key_ring", "no_half_sums"]
@@ -460,10 +465,14 @@ class TermForwardPlan(ForwardPlan):
         return True
 
     @property
+    def plain_maximum_is_finite(self) -> bool:
+        return self.kernel.key_term_is_finite
+
+    @property
     def term(self) -> Code:
         """The terms of a block of keys, from what `term_prologue` and `term_statements` define."""
         assert self.kernel.key_term is not None
-        return self.kernel.key_term
+        return tree.renamed(self.kernel.key_term, OWN)
 
     @property
     def term_prologue(self) -> list[Assign]:
@@ -471,8 +480,8 @@ class TermForwardPlan(ForwardPlan):
 
     @property
     def term_statements(self) -> list[Assign]:
-        read = thread_reads(self.kernel.key_statements)
-        return [rewritten(s, lambda value: with_key_vector(value, OWN_KEYS)) for s in read]
+        own = [renamed(statement, OWN) for statement in self.kernel.key_statements]
+        return [rewritten(statement, lambda value: with_key_vector(value, OWN_KEYS)) for statement in own]
 
     @cached_property
     def keys(self) -> Role:

@@ -10,21 +10,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen.analysis.call_modes import Mode, split_mask
-from codegen.analysis.gradients import GradientKind, GradientTerm, decay_load
+from codegen.analysis.gradients import GradientKind, GradientTerm
+from codegen.analysis.indexing import DECAY
 from codegen.analysis.mask_runs import Limits, split_limits
 from codegen.analysis.schedule import BlockAnalysis
 from codegen.analysis.score_bounds import bounds, fixed_reference
+from codegen.analysis.score_split import NOTHING, split_sides
 from codegen.ir import expr
-from codegen.ir.expr import Expr, Level
+from codegen.ir.expr import Expr, Level, Load, Op, Var
 from codegen.plan.code.logits import PRODUCT, Logits, logits
-from codegen.plan.code.statements import needed, rewritten, uses, vectors
-from codegen.plan.code.tree import Broadcast, Code, Infix, Name, rebuilt
+from codegen.plan.code.statements import assign, uses
+from codegen.plan.code.tree import Broadcast, Code, Infix, Name
 from codegen.plan.kernels.assembly import key_kernel, query_kernel
 from codegen.plan.kernels.builder import KernelBuilder, unless_true
 from codegen.plan.kernels.far_blocks import SUMS, far_blocks, far_score, limits, sums
 from codegen.plan.kernels.kernel import FarBlocks, KernelPlan
 from codegen.plan.kernels.signature import Signatures
 from codegen.spec.model import Variant
+
+_SUMS = ("add", "sub", "neg", "mul", "float")
 
 
 class HopperBuilder(KernelBuilder):
@@ -58,31 +62,37 @@ def forward_of_terms(
 ) -> KernelPlan | None:
     """The forward `whole`, if products can add the part of a score that all rows of a key share; else None.
 
-    They can add a log-decay, if the rest of the score is the scaled product, without dropout. Keys and rows count it
-    from the key at the place of a block's first row, so that it stays small for near keys.
+    They can if the rest of the score is the scaled product and a part that all keys of a row share, without dropout.
     """
-    found, mode = logits(variant, sign.mode), sign.mode
-    decay = expr.sub(decay_load("q", mode), decay_load("kv", mode))
-    if not variant.decay or variant.dropout or found.logit != expr.add(PRODUCT, decay):
+    found = logits(variant, sign.mode)
+    sides = split_sides(found.logit, PRODUCT, in_order=_in_order(sign), from_rows=True)
+    if sides is None or variant.dropout or expr.level(sides.keys) is not Level.KEY:
         return None
-    own = replace(found, logit=PRODUCT, linear=True, row_term=decay_load("q", mode))
-    builder = HopperBuilder(variant, mode, own, query_axis=0)
+    if sides.rows != NOTHING and expr.level(sides.rows) is not Level.QUERY:
+        return None
+    own = replace(found, logit=PRODUCT, linear=True, row_term=sides.rows)
+    builder = HopperBuilder(variant, sign.mode, own, query_axis=0)
     plan = query_kernel(builder, analysis, sign, name="hopper_fwd", args=sign.fwd(), constants=sign.constants())
-    assert whole.partial is not None
-    assert plan.row_term is not None
-    of_keys = needed(vectors(whole.partial.statements), {"decay_kv"})
-    first = Infix("+", Name("start_m"), Name("q_shift")) if plan.has_offset else Name("start_m")
-    vector = {Name("kv_idx"), Name("cols")}
-    start = rewritten(of_keys[-1], lambda code: rebuilt(code, lambda node: first if node in vector else None))
-    start = replace(start, targets=("decay_start",), level=Level.UNIFORM)
+    hoisted = len(builder.lowering.prologue)
+    statements, key_term = builder.lowering.of_block(sides.keys)
+    prologue = [*plan.prologue, *builder.lowering.prologue[hoisted:]]
+    start = Infix("+", Name("start_m"), Name("q_shift")) if plan.has_offset else Name("start_m")
+    first_use = next((i for i, line in enumerate(prologue) if "row_start" in line.uses), len(prologue))
     return replace(
         plan,
-        prologue=[*plan.prologue, start],
-        row_term=Infix("-", plan.row_term, Name("decay_start")),
-        key_term=Infix("-", Name("decay_start"), Name("decay_kv")),
-        key_statements=of_keys,
+        prologue=[*prologue[:first_use], assign("row_start", start), *prologue[first_use:]],
+        key_term=key_term,
+        key_statements=[*builder.index_statements("kv", expr.names(sides.keys)), *statements],
+        key_term_is_finite=all(map(_is_finite, expr.walk(sides.keys))),
         leaves_runs=whole.leaves_runs,
     )
+
+
+def _is_finite(e: Expr) -> bool:
+    """True if a part of a key's term may not be infinite: a sum of positions and log-decays, times factors."""
+    if expr.level(e) is Level.UNIFORM or isinstance(e, Var):
+        return True
+    return e.tensor == DECAY.name if isinstance(e, Load) else isinstance(e, Op) and e.op in _SUMS
 
 
 def forward_kernel(

@@ -141,8 +141,8 @@ class KernelPlan(InMode):
 
     `row_term`, `key_term` and `block_term`: parts of the logit that all keys of a row, all rows of a key, or all pairs
     of a block share, if a kernel adds them separately. `key_statements`: what `key_term` of a forward needs, of each
-    block of keys. `sums_by_products`: sums of ds over rows and keys are products
-    with ones. Such a product reads the operand that feeds dq and dk, so it is a sum of ds only if the score's
+    block of keys. `key_term_is_finite`: it cannot be infinite. `sums_by_products`: sums of ds over rows and keys are
+    products with ones. Such a product reads the operand that feeds dq and dk, so it is a sum of ds only if the score's
     derivative is 1. `orders_work`: Hopper's programs first take the blocks that visit the most other blocks.
     `starts_long`: all rows visit the first keys of a head, as attention sinks, and few rows the other keys; Hopper's
     programs take the first blocks of all heads first. `leaves_runs`: the kernel of packed calls computes a segmented
@@ -170,6 +170,7 @@ class KernelPlan(InMode):
     row_term: Code | None = None
     key_term: Code | None = None
     key_statements: Sequence[Assign] = ()
+    key_term_is_finite: bool = True
     block_term: Code | None = None
     gradients: Sequence[GradientTerm] = ()
     sums_by_products: bool = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Terms of scores that all rows of a key share, such as a log-decay, added by the tensor cores.
+"""Terms of scores that all rows of a key share, such as a log-decay or a bias, added by the tensor cores.
 
 `q k^T` gets 16 columns more, as many as one product sums at least: ones in place of q, and in place of k the term of
 each key as the sum of three bfloat16, which have the 24 digits of a float32. They are multiplied after the columns of
@@ -10,15 +10,10 @@ computes them. So the warpgroups that take exponentials neither read the terms n
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
-from .gl import begin_product, make_barriers
-from .gl_forward import ROWS, begin_pv, change_turns, unpack_pairs
+from .gl import make_barriers
+from .gl_forward import ROWS
 from .gl_versions import aggregate
 
 COLS = gl.constexpr(16)
@@ -81,23 +76,3 @@ def make_key_terms(BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
     ones.store(gl.full([ROWS, COLS], 1.0, gl.bfloat16, gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])))
     fence_async_shared()
     return KeyTerms(tiles, make_barriers(STAGES, 1), ones)
-
-
-@gluon.jit
-def begin_block_of_terms(
-    q_tile, p_pairs, acc, kv_ring, terms, turn,
-    SCORES: gl.constexpr, WEIGHTS: gl.constexpr, PART: gl.constexpr, PARTS: gl.constexpr, HEAD_DIM: gl.constexpr,
-):  # fmt: skip
-    """`begin_block` of `gl_forward`, whose scores are `q k^T` and the terms of keys."""
-    BLOCK_N: gl.constexpr = kv_ring.k.tiles.shape[-2]
-    p_tile = unpack_pairs(p_pairs, q_tile.dtype, WEIGHTS)
-    k_tile = kv_ring.k.receive(turn)
-    change_turns("sync", PART)
-    no_scores = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    qk = begin_product(q_tile, k_tile, no_scores, HEAD_DIM, USE_ACC=False)
-    qk = terms.add(qk, kv_ring.k.stages, turn)
-    acc = begin_pv(p_tile, acc, kv_ring.v, turn)
-    change_turns("arrive", (PART + 1) % PARTS)
-    qk = warpgroup_mma_wait(len(acc), deps=(qk,))
-    kv_ring.k.release(turn)
-    return qk, acc

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 4dae6015eb45faed
+# hash: 34d1291dbf2c2f70
 """Forward of `alibi`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -30,6 +30,9 @@ to two warpgroups that run `add_values`, each for half of the columns of o.
 
 Sequences have any lengths, so work is scheduled dynamically: a producer warp takes the next work item from a
 counter in memory. Tiles are clipped at the ends of a sequence, so that none holds rows of another.
+
+Products add the part of a score that all rows of a key share, as 16 more columns of q and k:
+`_runtime/device/gl_terms.py` says how. The kernel for more than 256 columns adds it score by score.
 """
 
 from triton.experimental import gluon
@@ -39,6 +42,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LN2,
+    LOG2E,
     SWIZZLE_COLS,
     SequenceRows,
     at_columns,
@@ -71,6 +75,7 @@ from ..._runtime.device.gl_forward import (
     unpack_pairs,
 )
 from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
+from ..._runtime.device.gl_terms import make_key_terms, term_layout
 from ..._runtime.device.gl_versions import aggregate, concat
 
 
@@ -185,6 +190,76 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
 
 
 @gluon.jit
+def produce_keys_and_terms(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Copy the keys and values of each block that the rows of a work item visit, and compute the terms of the keys."""
+    (
+        k_desc,
+        v_desc,
+        kv_ring,
+        work_ring,
+        key_terms,
+        slope_ptr,
+        block_seqs_ptr,
+        q_offset,
+        stride_slope_0,
+        num_heads,
+        group_size,
+        scale,
+    ) = arguments
+    OWN_KEY: gl.constexpr = gl.SliceLayout(1, term_layout(BLOCK_N))
+    # Consumers multiply the terms by the scale, as they do the product.
+    inverse_scale = 1.0 / (scale * LOG2E)
+    kv_turn = 0
+    # The values follow their keys by one turn. The first turn takes values from behind the last key, which are zeros.
+    v_rows, v_start = SequenceRows(gl.cast(0, gl.int32), gl.cast(0, gl.int32), gl.cast(0, gl.int32)), 0
+    work_turn = 0
+    item = Work(*work_ring.receive(work_turn, 1)).item
+    while item >= 0:
+        # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
+        b, first_entry, _q_start, q_len, kv_start, kv_len, _lse_start = load_sequence(block_seqs_ptr, item // num_heads)
+        sequence_item = item - first_entry * num_heads
+        num_blocks = gl.cdiv(q_len, BLOCK_M)
+        block = sequence_item % num_blocks
+        h = (sequence_item // num_blocks).to(gl.int64)
+        hkv = h // group_size
+        # Later rows see more keys: start them first, so that the last work items to finish are short ones.
+        block = num_blocks - 1 - block
+        start_m = block * BLOCK_M
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        full_end, num_partial, num_full, num_masked = visited_keys(kv_len, q_len, q_shift, start_m, BLOCK_M, BLOCK_N)
+        kv_head, k_end = hkv.to(gl.int32), kv_start.to(gl.int32) + kv_len
+        kv_rows = SequenceRows(k_end, kv_len, kv_head)
+        slope_val = gl.load(slope_ptr + h * stride_slope_0)
+        row_start = start_m + q_shift
+        for nth in range(num_masked):
+            start_n = full_end + nth * BLOCK_N
+            start_n = gl.where(num_partial > 0, start_n, 0)
+            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
+            key_terms.put(
+                (1.4426950408889634 * slope_val * (own_key - row_start).to(gl.float32)) * inverse_scale,
+                kv_ring.k,
+                kv_turn,
+            )
+            v_rows, v_start = kv_rows, start_n
+            kv_turn += 1
+        for nth in range(num_masked - num_partial, num_full):
+            start_n = nth * BLOCK_N
+            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
+            key_terms.put(
+                (1.4426950408889634 * slope_val * (own_key - row_start).to(gl.float32)) * inverse_scale,
+                kv_ring.k,
+                kv_turn,
+            )
+            v_rows, v_start = kv_rows, start_n
+            kv_turn += 1
+        work_turn += 1
+        item = Work(*work_ring.receive(work_turn, 1)).item
+    kv_ring.v.send(v_desc, v_rows, v_start, kv_turn)
+
+
+@gluon.jit
 def consume(
     arguments,
     PART: gl.constexpr,
@@ -196,7 +271,9 @@ def consume(
     BLOCK_N: gl.constexpr,
 ):
     """Compute the rows of warpgroup PART of each work item."""
-    q_ring, kv_ring, work_ring, slope_ptr, o_ptr, lse_ptr, stride_oh, stride_slope_0, q_total, scale = arguments
+    q_ring, kv_ring, key_terms, work_ring, slope_ptr, o_ptr, lse_ptr, stride_oh, stride_slope_0, q_total, scale = (
+        arguments
+    )
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUM_COLS: gl.constexpr = sum_parts(BLOCK_DV, HEAD_DIM_V)[0]
@@ -207,6 +284,7 @@ def consume(
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
     PARTS: gl.constexpr = BLOCK_M // ROWS
     Q_BLOCKS: gl.constexpr = q_ring.stages // PARTS
+    qk_scale = scale * LOG2E
     kv_turn, q_turn = 0, 0
     if PART == PARTS - 1:
         change_turns("arrive", 0)
@@ -229,6 +307,7 @@ def consume(
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
         q_idx = rows + q_shift
         slope_val = gl.load(slope_ptr + h * stride_slope_0)
+        row_start = start_m + q_shift
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
@@ -238,27 +317,23 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
-            logit = qk
+            qk, acc = begin_block(
+                q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM, key_terms
+            )
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                logit = (
-                    1.4426950408889634 * scale * qk
-                    + (1.4426950408889634 * slope_val * (kv_idx - start_n).to(gl.float32))[None, :]
-                )
                 run_end = q_idx + 1
                 run_end = gl.minimum(run_end, kv_len)
                 run_bits = columns_before(run_end - start_n, KEY, BLOCK_N)
                 keep = at_columns(run_bits, KEY, BLOCK_N)
 
-                logit = gl.where(keep, logit, float("-inf"))
+                qk = gl.where(keep, qk, float("-inf"))
             # The part of a score that all keys of a row share.
-            row_term = 1.4426950408889634 * slope_val * (start_n.to(gl.float32) - q_idx.to(gl.float32))
-            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + row_term)
+            row_term = 1.4426950408889634 * slope_val * (row_start.to(gl.float32) - q_idx.to(gl.float32))
+            max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale + row_term)
             # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(logit - (max_ref - row_term)[:, None])  # [ROWS, BLOCK_N]
+            p = gl.exp2(qk * qk_scale - (max_ref - row_term)[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
@@ -272,20 +347,14 @@ def consume(
                 acc = rescale(acc, alpha)
             kv_turn += 1
 
-        for nth in range(work.num_plain):
-            start_n = (work.first_plain + nth) * BLOCK_N
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
-            logit = (
-                1.4426950408889634 * scale * qk
-                + (1.4426950408889634 * slope_val * (kv_idx - start_n).to(gl.float32))[None, :]
+        for _ in range(work.num_plain):
+            qk, acc = begin_block(
+                q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM, key_terms
             )
             # The part of a score that all keys of a row share.
-            row_term = 1.4426950408889634 * slope_val * (start_n.to(gl.float32) - q_idx.to(gl.float32))
-            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + row_term)
-            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
-            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(logit - (max_ref - row_term)[:, None])  # [ROWS, BLOCK_N]
+            row_term = 1.4426950408889634 * slope_val * (row_start.to(gl.float32) - q_idx.to(gl.float32))
+            max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale + row_term)
+            p = gl.exp2(qk * qk_scale - (max_new - row_term)[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
@@ -356,21 +425,47 @@ def alibi_packed_hopper_fwd(
     v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, V_PIECE_COLS)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1, PIECES)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, PIECES, V_PIECES)
+    key_terms = make_key_terms(BLOCK_N, STAGES)
     work_ring = make_work_ring(11, PARTS + 1)
-    consumer = (q_ring, kv_ring, work_ring, slope_ptr, o_ptr, lse_ptr, stride_oh, stride_slope_0, q_total, scale)
+    consumer = (
+        q_ring,
+        kv_ring,
+        key_terms,
+        work_ring,
+        slope_ptr,
+        o_ptr,
+        lse_ptr,
+        stride_oh,
+        stride_slope_0,
+        q_total,
+        scale,
+    )
     CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, num_heads, work_counter_ptr)
-    keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, q_offset, num_heads, group_size)
+    keys = (
+        k_desc,
+        v_desc,
+        kv_ring,
+        work_ring,
+        key_terms,
+        slope_ptr,
+        block_seqs_ptr,
+        q_offset,
+        stride_slope_0,
+        num_heads,
+        group_size,
+        scale,
+    )
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     gl.warp_specialize(
         [
             (consume, concat((consumer, 0), CONSTANTS)),
             (consume, concat((consumer, 1), CONSTANTS)),
             (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
-            (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+            (produce_keys_and_terms, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 1, 1],
-        worker_num_regs=[240, 24, 24],
+        worker_num_regs=[240, 32, 32],
     )
 
 

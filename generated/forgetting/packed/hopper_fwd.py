@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: fbc0164247190b67
+# hash: ce922f946e26f635
 """Forward of `forgetting`, packed sequences on Hopper: `o = softmax(score) v`.
 
     keep        q_idx >= kv_idx
@@ -30,8 +30,8 @@ memory to two warpgroups that run `add_values`, each for half of the columns of 
 Sequences have any lengths, so work is scheduled dynamically: a producer warp takes the next work item from a
 counter in memory. Tiles are clipped at the ends of a sequence, so that none holds rows of another.
 
-Products add the log-decay of each key to its scores, as 16 more columns of q and k: `_runtime/device/gl_terms.py`
-says how. The kernel for more than 256 columns adds it score by score.
+Products add the part of a score that all rows of a key share, as 16 more columns of q and k:
+`_runtime/device/gl_terms.py` says how. The kernel for more than 256 columns adds it score by score.
 """
 
 from triton.experimental import gluon
@@ -59,6 +59,7 @@ from ..._runtime.device.gl import (
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
+    begin_block,
     begin_pv,
     change_turns,
     end_pv,
@@ -74,7 +75,7 @@ from ..._runtime.device.gl_forward import (
 )
 from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
 from ..._runtime.device.gl_math import clamp_index
-from ..._runtime.device.gl_terms import begin_block_of_terms, make_key_terms, term_layout
+from ..._runtime.device.gl_terms import make_key_terms, term_layout
 from ..._runtime.device.gl_versions import aggregate, concat
 
 
@@ -230,14 +231,15 @@ def produce_keys_and_terms(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M:
         full_end, num_partial, num_full, num_masked = visited_keys(kv_len, q_len, q_shift, start_m, BLOCK_M, BLOCK_N)
         kv_head, k_end = hkv.to(gl.int32), kv_start.to(gl.int32) + kv_len
         kv_rows = SequenceRows(k_end, kv_len, kv_head)
-        decay_start = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(start_m + q_shift, kv_len))
+        row_start = start_m + q_shift
+        decay_val = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(row_start, kv_len))
         for nth in range(num_masked):
             start_n = full_end + nth * BLOCK_N
             start_n = gl.where(num_partial > 0, start_n, 0)
             own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(own_key, kv_len))
             kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
-            key_terms.put((decay_start - decay_kv) * inverse_scale, kv_ring.k, kv_turn)
+            key_terms.put((decay_val - decay_kv) * inverse_scale, kv_ring.k, kv_turn)
             v_rows, v_start = kv_rows, start_n
             kv_turn += 1
         for nth in range(num_masked - num_partial, num_full):
@@ -245,7 +247,7 @@ def produce_keys_and_terms(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M:
             own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(own_key, kv_len))
             kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
-            key_terms.put((decay_start - decay_kv) * inverse_scale, kv_ring.k, kv_turn)
+            key_terms.put((decay_val - decay_kv) * inverse_scale, kv_ring.k, kv_turn)
             v_rows, v_start = kv_rows, start_n
             kv_turn += 1
         work_turn += 1
@@ -302,7 +304,8 @@ def consume(
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
         q_idx = rows + q_shift
         decay_q = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(q_idx, kv_len))
-        decay_start = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(start_m + q_shift, kv_len))
+        row_start = start_m + q_shift
+        decay_val = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(row_start, kv_len))
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
@@ -312,8 +315,8 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block_of_terms(
-                q_tile, p_pairs, acc, kv_ring, key_terms, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM
+            qk, acc = begin_block(
+                q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM, key_terms
             )
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -324,7 +327,7 @@ def consume(
 
                 qk = gl.where(keep, qk, float("-inf"))
             # The part of a score that all keys of a row share.
-            row_term = decay_q - decay_start
+            row_term = decay_q - decay_val
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale + row_term)
             # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
@@ -343,11 +346,11 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block_of_terms(
-                q_tile, p_pairs, acc, kv_ring, key_terms, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM
+            qk, acc = begin_block(
+                q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM, key_terms
             )
             # The part of a score that all keys of a row share.
-            row_term = decay_q - decay_start
+            row_term = decay_q - decay_val
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale + row_term)
             p = gl.exp2(qk * qk_scale - (max_new - row_term)[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)

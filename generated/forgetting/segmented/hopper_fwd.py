@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: 4fe73cd2c485cf7c
+# hash: cb62a3c48e6f413d
 """Forward of `forgetting`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -34,8 +34,8 @@ shared memory to two warpgroups that run `add_values`, each for half of the colu
 Tensors of the call say how many keys a block visits, so work is scheduled dynamically: a producer warp
 takes the next work item from a counter in memory.
 
-Products add the log-decay of each key to its scores, as 16 more columns of q and k: `_runtime/device/gl_terms.py`
-says how. The kernel for more than 256 columns adds it score by score.
+Products add the part of a score that all rows of a key share, as 16 more columns of q and k:
+`_runtime/device/gl_terms.py` says how. The kernel for more than 256 columns adds it score by score.
 """
 
 from triton.experimental import gluon
@@ -59,6 +59,7 @@ from ..._runtime.device.gl import (
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
+    begin_block,
     begin_pv,
     change_turns,
     end_pv,
@@ -74,7 +75,7 @@ from ..._runtime.device.gl_forward import (
 )
 from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
 from ..._runtime.device.gl_math import clamp_index
-from ..._runtime.device.gl_terms import begin_block_of_terms, make_key_terms, term_layout
+from ..._runtime.device.gl_terms import make_key_terms, term_layout
 from ..._runtime.device.gl_versions import aggregate, concat
 
 
@@ -207,9 +208,8 @@ def produce_keys_and_terms(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M:
             b, ranges_ptr, start_m, stride_ranges_b, BLOCK_M, BLOCK_N
         )
         kv_rows = HeadRows(b.to(gl.int32), hkv.to(gl.int32))
-        decay_start = gl.load(
-            decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(start_m + q_shift, decay_size_2)
-        )
+        row_start = start_m + q_shift
+        decay_val = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(row_start, decay_size_2))
         for nth in range(num_masked):
             start_n = kv_begin + nth * BLOCK_N
             start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
@@ -219,7 +219,7 @@ def produce_keys_and_terms(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M:
             own_col = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_col, decay_size_2))
             kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
-            key_terms.put((decay_start - decay_kv) * inverse_scale, kv_ring.k, kv_turn)
+            key_terms.put((decay_val - decay_kv) * inverse_scale, kv_ring.k, kv_turn)
             v_rows, v_start = kv_rows, start_n
             kv_turn += 1
         for nth in range(num_masked - num_partial, num_full):
@@ -227,7 +227,7 @@ def produce_keys_and_terms(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M:
             own_col = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_col, decay_size_2))
             kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
-            key_terms.put((decay_start - decay_kv) * inverse_scale, kv_ring.k, kv_turn)
+            key_terms.put((decay_val - decay_kv) * inverse_scale, kv_ring.k, kv_turn)
             v_rows, v_start = kv_rows, start_n
             kv_turn += 1
         work_turn += 1
@@ -305,9 +305,8 @@ def consume(
             + clamp_index(rows, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
         )
         decay_q = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_row, decay_size_2))
-        decay_start = gl.load(
-            decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(start_m + q_shift, decay_size_2)
-        )
+        row_start = start_m + q_shift
+        decay_val = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(row_start, decay_size_2))
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
@@ -329,8 +328,8 @@ def consume(
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
             )
-            qk, acc = begin_block_of_terms(
-                q_tile, p_pairs, acc, kv_ring, key_terms, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM
+            qk, acc = begin_block(
+                q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM, key_terms
             )
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -347,7 +346,7 @@ def consume(
                     float("-inf"),
                 )
             # The part of a score that all keys of a row share.
-            row_term = decay_q - decay_start
+            row_term = decay_q - decay_val
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale + row_term)
             # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
@@ -366,11 +365,11 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block_of_terms(
-                q_tile, p_pairs, acc, kv_ring, key_terms, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM
+            qk, acc = begin_block(
+                q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM, key_terms
             )
             # The part of a score that all keys of a row share.
-            row_term = decay_q - decay_start
+            row_term = decay_q - decay_val
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale + row_term)
             p = gl.exp2(qk * qk_scale - (max_new - row_term)[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)

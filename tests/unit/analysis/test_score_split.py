@@ -137,15 +137,16 @@ SCORE = expr.float_var("score")
 
 
 @settings(deadline=None)
-@given(parts=st.tuples(texts("float", 2), texts("float", 2)), seed=st.integers(0, 99))
-def test_the_sides_add_up(parts: tuple[str, str], seed: int) -> None:
+@given(parts=st.tuples(texts("float", 2), texts("float", 2)), from_rows=st.booleans(), seed=st.integers(0, 99))
+def test_the_sides_add_up(parts: tuple[str, str], from_rows: bool, seed: int) -> None:
     try:
         e = expr.sub(expr.add(SCORE, read(parts[0])), read(parts[1]))
     except ExprError:
         reject()
-    sides = split_sides(e, SCORE)
+    sides = split_sides(e, SCORE, from_rows=from_rows)
     if sides is None:  # a term differs from pair to pair
         return
+    assert not from_rows or sides.block == NOTHING
     assert expr.level(sides.keys) in (Level.UNIFORM, Level.KEY)
     assert expr.level(sides.rows) in (Level.UNIFORM, Level.QUERY)
     assert expr.level(sides.block) is Level.UNIFORM
@@ -171,8 +172,26 @@ def test_the_sides_add_up(parts: tuple[str, str], seed: int) -> None:
     ],
 )
 def test_the_sides_of_a_score(score: str, keys: str, rows: str, block: str) -> None:
-    sides = split_sides(read(score), SCORE)
-    assert isinstance(sides, Sides)
+    check_sides(split_sides(read(score), SCORE), keys=keys, rows=rows, block=block)
+
+
+@pytest.mark.parametrize(
+    ("score", "keys", "rows"),
+    [
+        ("score + cap", "", "cap"),
+        ("score + weight[h, kv_idx]", "kv_idx", ""),
+        ("score + level[h] * (kv_idx - q_idx)", "kv_idx - row_start", "row_start - q_idx"),
+        ("score + 2.0 * kv_idx - cap", "kv_idx - row_start", "row_start - cap"),
+        ("score - level[h] * q_idx", "", "q_idx"),
+    ],
+)
+def test_the_sides_of_a_score_counted_from_rows(score: str, keys: str, rows: str) -> None:
+    check_sides(split_sides(read(score), SCORE, from_rows=True), keys=keys, rows=rows, block="")
+
+
+def check_sides(sides: Sides | None, *, keys: str, rows: str, block: str) -> None:
+    """Check which names each term reads."""
+    assert sides is not None
     of_interest = {"q_idx", "kv_idx", "start_n", "row_start", "cap"}
     for part, holds in ((sides.keys, keys), (sides.rows, rows), (sides.block, block)):
         assert expr.names(part) & of_interest == {name for name in of_interest if name in holds.split()}
