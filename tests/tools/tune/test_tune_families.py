@@ -103,7 +103,7 @@ def test_options_of_contenders_run_what_they_are_called(folder: Path) -> None:
 
 def test_each_tile_of_hoppers_is_checked_at_a_length_that_has_it(folder: Path) -> None:
     compared = families_of(folder)
-    for variant, lengths in (("causal", [1024, 1024, 4096]), ("full", [1024, 2048, 2048]), ("alibi", [1024] * 3)):
+    for variant, lengths in (("causal", [1024, 1024, 4096]), ("full", [1024, 2048, 2048]), ("softcap", [1024] * 3)):
         found = [compared.contenders(comparison("fwd", variant, 64), each)[1] for each in (SHORT, MIDDLE, LONG)]
         assert [contender.seq for contender in found] == lengths, variant
 
