@@ -49,6 +49,9 @@ LICENCE = "# SPDX-License-Identifier: Apache-2.0"
 
 _PLACEHOLDER = "0" * HASH_LENGTH
 
+_ORIGIN = "# Generated from variants.yaml;"
+"""The beginning of a header's second line, with the name that spec files usually have."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileHeader:
@@ -129,16 +132,16 @@ def render(spec: Spec) -> dict[str, str]:
             hashes[name][kernel_files.PAGED] = _paged_hashes(formatted, name, paged)
     fields = {name: list(asdict(of_variant).items()) for name, of_variant in traits.items()}
     formatted |= format_files({KERNELS_FILE: _fill(env, "host/kernels.py.jinja", hashes=hashes, traits=fields)})
-    return {path: _sign(formatted[path]) for path in sorted(formatted)}
+    return {path: _sign(formatted[path], Path(spec.path).name) for path in sorted(formatted)}
 
 
-def render_variant(variant: Variant) -> dict[str, str]:
+def render_variant(variant: Variant, spec_file: str = "variants.yaml") -> dict[str, str]:
     """The kernels and ops of one variant, formatted: path inside the package -> text. `render` gives the same files for
     the variant, and besides them those that all variants share, such as the one with the hashes of kernels."""
     (module,) = module_plans([variant])
     env, plans = make_environment(templates_path()), _plans(variant)
     files = format_files(_variant_files(env, plans, _deltas(env, plans), module))
-    return {path: _sign(files[path]) for path in sorted(files)}
+    return {path: _sign(files[path], Path(spec_file).name) for path in sorted(files)}
 
 
 def _archs_file(env: jinja2.Environment, spec: Spec) -> str:
@@ -374,7 +377,8 @@ def _fill(env: jinja2.Environment, template: str, **context: Any) -> str:
         raise
 
 
-def _sign(text: str) -> str:
-    """Put the hash of a file's own text into its header."""
+def _sign(text: str, spec_name: str) -> str:
+    """Put the name of the spec file and the hash of a file's own text into its header."""
+    text = text.replace(_ORIGIN, f"# Generated from {' '.join(spec_name.split())};", 1)
     digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
     return text.replace(f"# hash: {_PLACEHOLDER}", f"# hash: {digest}", 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: b7278991e7d826ce
-"""Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
+# hash: 751c3bf7d2b955a9
+"""Chips, the rules for tiles, and default tiles: those of the spec's `archs:`, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
 
